@@ -47,8 +47,14 @@ class Commands:
         """Fork a child that goes on with the lines of a pipe; return its id and the pipe's."""
         reading, writing = os.pipe()
         answers, answering = os.pipe()
+        # As if another thread was using them: the child must not wait for this thread.
+        locks = self._traffic._lock, self._traffic._reading
+        for each in locks:
+            each.acquire()
         child = os.fork()
         if child:
+            for each in locks:
+                each.release()
             self._child_in, self._child_out = os.fdopen(writing, "w"), os.fdopen(answers)
             os.close(reading)
             os.close(answering)

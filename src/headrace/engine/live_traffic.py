@@ -63,7 +63,7 @@ _log = logging.getLogger("headrace.engine")
 
 
 def shared_folder(environ: Mapping[str, str]) -> Path:
-    """Return ``headrace`` in the user's ``XDG_RUNTIME_DIR``, else ``headrace-UID`` in the temporary folder."""
+    """Return the folder of published shares: in the user's runtime folder, else in the temporary folder."""
     runtime = Path(environ.get("XDG_RUNTIME_DIR", ""))
     # After `su` or `sudo`, the variable may still name the folder of another user.
     with suppress(OSError):
@@ -115,7 +115,10 @@ class _ShareFile:
 
 
 def _read_share(path: Path, now: float) -> float:
-    """Return the share in a file: 1.0 if it has no living owner, or is no such file. Remove dead owners' files."""
+    """Return the share in a file, or 1.0 if the file has no living owner or is none of ours.
+
+    Remove the file of a dead owner.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:  # withdrawn a moment ago, or nothing of ours
