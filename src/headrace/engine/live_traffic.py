@@ -28,6 +28,10 @@ Limits:
 - Containers see each other only by a common volume for this folder, and only with one kernel.
 - A process trusts its own user: any process of this user may publish a share.
 - Readers learn of a new share within `READ_S` seconds, and ignore other versions of the layout.
+- A file has one time for all models of its process. Beside a model that still has live requests, the share
+  of an idle one may count for `IDLE_S` seconds more.
+- A program that removes files from temporary folders hides the process. A process that is killed while
+  it creates its file leaves 32 bytes behind, which no reader looks at.
 - Without a folder of its own, or on a full disk, a process logs one warning and goes on alone.
 """
 
