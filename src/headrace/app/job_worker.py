@@ -14,7 +14,7 @@ from typing_extensions import override
 
 import headrace
 from headrace.app.job_components import JobComponents, open_job_components
-from headrace.app.models import ServedModel, open_repository
+from headrace.app.models import ServedModel, open_repository, process_traffic
 from headrace.app.process_signals import run_until_signal
 from headrace.app.server_options import JobLocations, WorkerListenerOptions
 from headrace.app.tracing import Tracing, open_tracing
@@ -270,7 +270,7 @@ def job_repository(
     """Return the repository of a worker that runs `concurrency` jobs at once."""
     found, _ = open_repository(models, serving, model_options)
     definitions = [_isolated(d, isolation) for d in found.definitions()]
-    return ModelRepository(definitions, in_flight_max=concurrency + 3)
+    return ModelRepository(definitions, in_flight_max=concurrency + 3, traffic=process_traffic())
 
 
 def _isolated(definition: ModelDefinition, isolation: Isolation) -> ModelDefinition:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -17,6 +18,7 @@ from headrace.core.model import Model
 from headrace.core.predictor import Predictor
 from headrace.core.settings import Setting, check
 from headrace.engine.engine import Engine
+from headrace.engine.live_traffic import LiveTraffic
 from headrace.engine.repository import FindDefinitions, ModelDefinition, ModelRepository
 from headrace.engine.settings import ServeSettings
 from headrace.runs.document import IN_FLIGHT_MAX, REQUEST_TIMEOUT_S
@@ -50,7 +52,13 @@ def open_repository(
         find = find or found.find
     if not definitions:
         raise ConfigError("no model to serve: name a model or a folder of models")
-    return ModelRepository(definitions, find=find), find is not None
+    return ModelRepository(definitions, find=find, traffic=process_traffic()), find is not None
+
+
+@cache
+def process_traffic() -> LiveTraffic:
+    """Return the live traffic of this process, to which all of its engines belong."""
+    return LiveTraffic()
 
 
 ModelLike = ModelArgument | Predictor
@@ -173,6 +181,7 @@ def _open_engine(
         serving=run_settings(definition.settings, options.instances),
         merge=False,
         finds_broken_model=finds_broken_model,
+        traffic=process_traffic(),
     )
     return OpenedPredictor(engine, f"{definition.name} sha256:{definition.fingerprint}", found.local)
 

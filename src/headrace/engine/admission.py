@@ -48,6 +48,8 @@ REQUEST_ROWS_MAX: Final = 1 << 20
 limit them.
 """
 RETRY_AFTER_MAX_S: Final = 30.0
+_BACKGROUND: Final = "background"
+"""Part of the key of requests of background work."""
 _HANDLE: Final = "handle"
 """The key of opaque requests, which share calls with each other only."""
 
@@ -119,14 +121,18 @@ def submit(
         future.set_exception(error)
         return future
     callback = FutureCallback(future)
-    key = merge_key(request.inputs) if merge else None
+    # Not the key of live requests: their calls do not wait for rows of background work.
+    key = (_BACKGROUND, merge_key(request.inputs)) if merge else None
     arrived_s = session.clock.now()
-    entry = PendingRequest(request, rows, arrived_s, callback, key=key, strict=strict, times=times)
+    entry = PendingRequest(
+        request, rows, arrived_s, callback, key=key, strict=strict, times=times, background=True
+    )
     if alone or (strict and backend.metadata.whole_requests):
         entry.key = entry
     inline = session.inline
     if inline is not None and (result := inline.call(entry)) is not None:
         callback.complete(result)
+        session.rest(session.clock.now() - arrived_s)
         return future
     try:
         session.queue.put(entry, future)
@@ -229,6 +235,7 @@ async def _queue_and_wait(session: EngineSession, entry: PendingRequest, callbac
         if _withdraw(session, entry, callback):
             with session.counters_lock:
                 session.counters.expired += 1
+                session.counters.record_latency(entry, session.clock.now())
         raise deadline_error(session.name, entry.request) from None
 
 

@@ -19,6 +19,7 @@ from headrace.core.statistics import (
 )
 from headrace.core.tensor import InferResponse
 from headrace.engine.backend import CallResult
+from headrace.engine.live_traffic import LatencyMonitor
 from headrace.engine.pending_request import PendingRequest, RequestResult
 
 _PLAIN_COUNTERS = (
@@ -84,9 +85,13 @@ class _ComputeSum:
 
 
 class EngineCounters:
-    """The cumulative counters of one instance, written by its own thread, read by any."""
+    """The cumulative counters of one instance, written by its own thread, read by any.
 
-    def __init__(self) -> None:
+    `monitor` gets the latencies of live requests.
+    """
+
+    def __init__(self, monitor: LatencyMonitor | None = None) -> None:
+        self._monitor = monitor
         self.calls = 0
         self.rows = 0
         self.failed_rows = 0
@@ -138,6 +143,8 @@ class EngineCounters:
         self.queue.count += 1
         self.queue_s.add(0.0)
         self.record_success(infer_s, rows=rows, failed_rows=0)
+        if self._monitor is not None:
+            self._monitor.record(infer_s)
         self.busy_s += infer_s
         self.ended_s = ended_s
 
@@ -173,6 +180,7 @@ class EngineCounters:
             times.arrived_s, times.began_s, times.ended_s = arrived_s, began_s, ended_s
         if not entry.ended:
             return
+        self.record_latency(entry, ended_s)
         if not isinstance(result, BaseException):
             failed_rows = len(result.failures) if isinstance(result, InferResponse) else 0
             self.record_success(ended_s - arrived_s, rows=entry.rows - failed_rows, failed_rows=failed_rows)
@@ -182,6 +190,11 @@ class EngineCounters:
             self.cancelled += 1
         else:
             self.record_failure(ended_s - arrived_s, rows=entry.rows)
+
+    def record_latency(self, entry: PendingRequest, ended_s: float) -> None:
+        """Report the latency of a live request to the monitor, if there is one."""
+        if self._monitor is not None and entry.is_live:
+            self._monitor.record(ended_s - entry.arrived_s)
 
     def record_step(self, interval_s: float | None) -> None:
         """Count one step that was done, and the seconds since the last step of its request, if any."""

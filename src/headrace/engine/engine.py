@@ -42,6 +42,7 @@ from headrace.engine.backend_factory import BackendFactory
 from headrace.engine.counters import predictor_statistics
 from headrace.engine.instance_slot import InstanceSlot
 from headrace.engine.instance_worker import InstanceWorker
+from headrace.engine.live_traffic import LiveTraffic
 from headrace.engine.outputs import ChunkedResponse, ResponseBuilder
 from headrace.engine.resizing import set_instances
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
@@ -92,6 +93,8 @@ class Engine(Predictor):
             few calls, if the model raises the same unexpected exception for all of its rows and for
             each of some rows alone. The client then decides. It may submit the request again, with
             the same id, until each bad row is found: once for each instance at most.
+        traffic: The live traffic of this process: requests of `submit` keep to the share that it
+            leaves, and the latency limit of `serving` is part of it.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class Engine(Predictor):
         open_checkpoints: Callable[[], CheckpointStore] | None = None,
         load_lock: "threading.Lock | None" = None,
         finds_broken_model: bool = False,
+        traffic: LiveTraffic | None = None,
     ) -> None:
         if instances < 1:
             raise ConfigError(f"model {name}: instances must be 1 or more, not {instances}")
@@ -127,6 +131,7 @@ class Engine(Predictor):
         self._merge = merge and serving is not None
         self._finds_broken_model = finds_broken_model
         self._in_flight_max = limit
+        self._traffic = traffic
         self._open_checkpoints = open_checkpoints
         self._clock = clock or SystemClock()
         self._backend_factory = BackendFactory(
@@ -144,6 +149,7 @@ class Engine(Predictor):
         self._session = self._new_session(0)
 
     def _new_session(self, instances: int) -> EngineSession:
+        limit_ms = self.settings.latency_limit_ms
         return EngineSession(
             self.name,
             self._clock,
@@ -153,6 +159,8 @@ class Engine(Predictor):
             in_flight_max=self._in_flight_max,
             queue_rows_max=self.settings.queue_rows_max,
             finds_broken_model=self._finds_broken_model,
+            traffic=self._traffic if instances else None,
+            latency_limit_s=None if limit_ms is None else limit_ms / 1000,
         )
 
     @property

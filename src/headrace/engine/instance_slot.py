@@ -17,10 +17,10 @@ class InstanceSlot:
     held where the other attributes change.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, counters: EngineCounters) -> None:
         self.number = number
         """The index of the slot in its session."""
-        self.counters = EngineCounters()
+        self.counters = counters
         self.streams: set[StreamCall] = set()
         """Open streams."""
         self.unopened = WeakSet[ChunkedResponse]()

@@ -14,6 +14,8 @@ from headrace.core.predictor import RequestTimes, complete_future
 from headrace.core.tensor import InferRequest, InferResponse, Tensor
 from headrace.engine.outputs import ChunkedResponse
 
+BACKGROUND_PRIORITY: Final = 1 << 40
+"""Added to the priority of background requests: it exceeds all priorities of live requests."""
 DEATHS_MAX: Final = 2
 """Number of instance deaths during a request after which the request is not retried."""
 
@@ -78,6 +80,7 @@ class PendingRequest:
         key: Hashable = None,
         strict: bool = False,
         times: RequestTimes | None = None,
+        background: bool = False,
     ) -> None:
         self.request: Any = request
         """The InferRequest or HandleRequest."""
@@ -85,12 +88,17 @@ class PendingRequest:
         self.arrived_s = arrived_s
         self.callback = callback
         self.key = key
-        self.priority = request.priority
+        self.priority = request.priority + BACKGROUND_PRIORITY if background else request.priority
         self.strict = strict
         self.cancelled = False
         self.ended = False
         self.deaths = 0
         self.times = times
+
+    @property
+    def is_live(self) -> bool:
+        """True if a client waits for the response as a whole; not for background work or a stream."""
+        return self.priority < BACKGROUND_PRIORITY and self.callback.make_collector is None
 
     def is_wanted(self, now: float) -> bool:
         """Return True if the client still waits for the result."""

@@ -23,6 +23,7 @@ from headrace.core.statistics import (
     ModelStatistics,
 )
 from headrace.engine.engine import Engine
+from headrace.engine.live_traffic import LiveTraffic
 from headrace.engine.settings import ServeSettings
 
 _log = logging.getLogger("headrace.engine")
@@ -81,10 +82,12 @@ class ModelRepository(Service):
         find: FindDefinitions | None = None,
         clock: Clock | None = None,
         in_flight_max: int | None = None,
+        traffic: LiveTraffic | None = None,
     ) -> None:
         self._find = find
         self._in_flight_max = in_flight_max
         """Limit of unanswered `submit` requests of each engine; see `Engine`."""
+        self._traffic = traffic
         self._clock = clock
         self._lock = threading.Lock()
         self._load_lock = threading.Lock()
@@ -342,6 +345,7 @@ class ModelRepository(Service):
             in_flight_max=self._in_flight_max,
             clock=self._clock,
             load_lock=self._load_lock,
+            traffic=self._traffic,
         )
         self._changing_engines.add(engine)
         try:

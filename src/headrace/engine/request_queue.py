@@ -15,6 +15,7 @@ from headrace.batching.adaptive import AdaptiveBatch, QueueConsumer, ReadyQueue,
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError, StoppedError
 from headrace.engine.backend import Backend, CallInputs
+from headrace.engine.background_requests import BackgroundRequests
 from headrace.engine.batch_caller import CallItem
 from headrace.engine.pending_request import (
     PendingRequest,
@@ -244,6 +245,9 @@ class RequestQueue:
     `put` blocks while `in_flight_max` of its requests are unanswered: back-pressure for clients
     that produce requests. `offer` never blocks and returns False while `queue_rows_max` rows are
     queued: for clients that can be refused. A withdrawn request leaves the queue at once.
+
+    Requests of `put` are background requests. They go after those of `offer` and do not take their
+    place; with `background`, they also wait for their share of the time.
     """
 
     def __init__(
@@ -255,6 +259,7 @@ class RequestQueue:
         in_flight_max: int,
         queue_rows_max: int,
         deliver_results: DeliverResults,
+        background: BackgroundRequests | None = None,
     ) -> None:
         self.lock = threading.Lock()
         """Guards the schedule, and the changes of pending requests."""
@@ -265,6 +270,10 @@ class RequestQueue:
         self._in_flight_max = in_flight_max
         self.queue_rows_max = queue_rows_max
         self._deliver_results = deliver_results
+        self._background = background
+        self._rows_max = 1
+        self._refused: list[tuple[PendingRequest, RequestResult]] = []
+        """Background requests that the schedule refused."""
         self._space_freed = threading.Condition(self.lock)
         # Not referenced by the callback, so that a client that keeps its future does not keep the
         # request's arrays.
@@ -280,6 +289,7 @@ class RequestQueue:
     def resize(self, *, rows_max: int, delay_s: float) -> None:
         """Set the limits of a call, once the model is loaded: its rows and its co-batching delay."""
         with self.lock:
+            self._rows_max = rows_max
             self.schedule.resize(rows_max=rows_max, delay_s=delay_s)
 
     # Clients
@@ -295,7 +305,10 @@ class RequestQueue:
                     self._space_freed.wait()
                 if self.closed:
                     raise StoppedError("it was stopped while this request waited")
-                self.schedule.add(entry)
+                if self._background is None:
+                    self.schedule.add(entry)
+                else:
+                    self._hold(self._background, entry)
                 self._entries_by_future[future] = entry
         finally:
             self.deliver_ended()
@@ -310,12 +323,22 @@ class RequestQueue:
             with self.lock:
                 if self.closed:
                     raise StoppedError("it is stopping")
-                if not self.schedule.has_room(entry, self.queue_rows_max):
+                if not self._has_room(entry):
                     return False
                 self.schedule.add(entry)
                 return True
         finally:
             self.deliver_ended()
+
+    def _has_room(self, entry: PendingRequest) -> bool:
+        if self.schedule.has_room(entry, self.queue_rows_max):
+            return True
+        # Rows of background requests do not count. They are only looked at here, since it takes time.
+        waiting = [each.rows for future, each in self._entries_by_future.items() if not future.running()]
+        background_rows = sum(waiting)
+        if self._background is not None:
+            background_rows -= self._background.rows
+        return self.schedule.has_room(entry, max(self.queue_rows_max, entry.rows) + background_rows)
 
     def withdraw(self, entry: PendingRequest) -> bool:
         """Cancel a request whose client has left, unless it has ended. Steps that are done stay done.
@@ -337,9 +360,14 @@ class RequestQueue:
             if entry is None or entry.ended or entry.cancelled:
                 return None
             entry.cancelled = True
-            self.schedule.remove(entry)
+            self._remove(entry)
         self.deliver_ended()
         return entry
+
+    def _remove(self, entry: PendingRequest) -> bool:
+        """Remove a background request. Return True if it had not begun."""
+        background = self._background
+        return (background is not None and background.remove(entry)) or self.schedule.remove(entry)
 
     def _on_future_done(self, future: Future[Any]) -> None:
         """Handle the end or the cancellation of a future. Called once per future, from any thread."""
@@ -350,7 +378,10 @@ class RequestQueue:
             if entry is not None and future.cancelled():
                 entry.cancelled = True
                 self.cancelled += 1
-                removed = self.schedule.remove(entry)
+                removed = self._remove(entry)
+            if self._background is not None and entry is not None:
+                self._background.end(entry, self._clock.now())
+                self._begin_background(self._background)
         if removed:
             # Without this call, a wait for several futures would not see the cancellation.
             future.set_running_or_notify_cancel()
@@ -360,7 +391,31 @@ class RequestQueue:
     def waiting(self) -> tuple[int, int, float, int]:
         """Return the waiting requests and rows, the oldest age in seconds, and running requests."""
         with self.lock:
-            return self.schedule.waiting(self._clock.now())
+            now = self._clock.now()
+            found = self.schedule.waiting(now)
+            if self._background is None:
+                return found
+            requests, rows, oldest_s = self._background.waiting(now)
+            return found[0] + requests, found[1] + rows, max(found[2], oldest_s), found[3]
+
+    # Background requests
+
+    def _hold(self, background: BackgroundRequests, entry: PendingRequest) -> None:
+        background.add(entry)
+        self._begin_background(background)
+        if background.has_waiting:
+            # Idle instances look for it later.
+            self.schedule.wake_all()
+
+    def _begin_background(self, background: BackgroundRequests) -> None:
+        """Pass background requests to the schedule, as far as their share permits; all once closed."""
+        now = self._clock.now()
+        while entries := background.next(self._rows_max, now, ignore_share=self.closed):
+            for entry in entries:
+                try:
+                    self.schedule.add(entry)
+                except HeadraceError as error:
+                    self._refused.append((entry, error))
 
     # Instances
 
@@ -398,7 +453,15 @@ class RequestQueue:
             self._draining[instance] = True
             self.schedule.leave(consumer, instance)
             return None
-        return self.schedule.take(consumer, instance, now, closed=self.closed)
+        background = self._background
+        if background is None:
+            return self.schedule.take(consumer, instance, now, closed=self.closed)
+        self._begin_background(background)
+        found = self.schedule.take(consumer, instance, now, closed=self.closed)
+        due_s = background.next_s(now)
+        if due_s is None or not isinstance(found, WaitCondition):
+            return found
+        return WaitCondition(due_s if found.at_s is None else min(found.at_s, due_s))
 
     def end_error(self, entry: PendingRequest) -> HeadraceError | None:
         """Return the error that ends a request whose result is no longer wanted, else None."""
@@ -437,11 +500,12 @@ class RequestQueue:
 
         Any thread, without the lock, wherever a request may have ended.
         """
-        if not self.schedule.has_ended:
+        if not (self.schedule.has_ended or self._refused):
             return
         with self.lock:
             finish = self.schedule.take_ended()
-        if results := finish():
+            refused, self._refused = self._refused, []
+        if results := finish() + refused:
             self._deliver_results(results)
 
     # The number of instances
@@ -480,6 +544,8 @@ class RequestQueue:
             self.dropped = True
             self._close()
             waiting = self.schedule.drain()
+            if self._background is not None:
+                waiting += self._background.drain()
         self.deliver_ended()
         return waiting
 

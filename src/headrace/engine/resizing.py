@@ -88,9 +88,8 @@ def _free_slot(session: EngineSession) -> InstanceSlot:
     # The first slot describes the model, also after it was given up.
     free = next((slot for slot in session.slots[1:] if slot.is_ended and not slot.is_member), None)
     if free is None:
-        free = InstanceSlot(len(session.slots))
+        free = session.add_slot()
         free.is_member = False
-        session.slots.append(free)
     free.reset()
     return free
 

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from typing import Final
 
 from headrace.core.clock import Clock
 from headrace.core.errors import (
@@ -17,15 +18,20 @@ from headrace.core.errors import (
 )
 from headrace.core.statistics import InstanceDeath, ModelStatistics
 from headrace.engine.backend import Backend
+from headrace.engine.background_requests import BackgroundRequests
 from headrace.engine.counters import EngineCounters, sum_counters
 from headrace.engine.inline_caller import InlineCaller
 from headrace.engine.instance_slot import InstanceSlot
+from headrace.engine.live_traffic import LiveTraffic
 from headrace.engine.outputs import ChunkedResponse, ResponseBuilder
 from headrace.engine.pending_request import PendingRequest, RequestResult, deliver, stopped_error
 from headrace.engine.request_queue import IndependentRequests, RequestQueue
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.streams import StreamCall
 from headrace.engine.tracebacks import TracebackLog
+
+_REST_S_MAX: Final = 1.0
+"""The longest wait in seconds after an inline call, which takes up to a millisecond."""
 
 
 class SessionState(Enum):
@@ -54,6 +60,8 @@ class EngineSession:
         in_flight_max: int,
         queue_rows_max: int,
         finds_broken_model: bool = False,
+        traffic: LiveTraffic | None = None,
+        latency_limit_s: float | None = None,
     ) -> None:
         self.name = name
         self.clock = clock
@@ -71,13 +79,19 @@ class EngineSession:
             in_flight_max=in_flight_max,
             queue_rows_max=queue_rows_max,
             deliver_results=self.deliver_results,
+            background=None
+            if traffic is None
+            else BackgroundRequests(traffic.share, lambda: len(self.members)),
         )
+        self._traffic = traffic
+        self._monitor = None if traffic is None or latency_limit_s is None else traffic.limit(latency_limit_s)
+        """The monitor of the latencies of live requests, if they have a limit."""
         self.sequences: SequenceSchedule | None = None
         """The schedule of a model with a `step`; None until the model is loaded."""
         self._respond: ResponseBuilder | None = None
         self.changed = changed
         self.state = SessionState.LOADING if instances else SessionState.STOPPED
-        self.slots = [InstanceSlot(number) for number in range(instances)]
+        self.slots: list[InstanceSlot] = []
         """All places of instances. The backend of the first one describes the model."""
         self.inline: InlineCaller | None = None
         """The caller of the one instance that is called on the client's thread."""
@@ -89,9 +103,17 @@ class EngineSession:
         self.began_s = 0.0
         self.counters_lock = threading.Lock()
         """Held while `counters` and `refused` change, since clients of several threads change them."""
-        self.counters = EngineCounters()
+        self.counters = EngineCounters(self._monitor)
         """Counters of requests that ended outside of an instance: withdrawn or dropped."""
         self.refused = 0
+        for _ in range(instances):
+            self.add_slot()
+
+    def add_slot(self) -> InstanceSlot:
+        """Add the place of an instance."""
+        slot = InstanceSlot(len(self.slots), EngineCounters(self._monitor))
+        self.slots.append(slot)
+        return slot
 
     def use_sequences(self, make: Callable[[], SequenceSchedule]) -> None:
         """Replace the schedule of the queue, for a model with a `step`."""
@@ -106,8 +128,16 @@ class EngineSession:
                 self._respond = ResponseBuilder(backend.check, backend.metadata)
             return self._respond
 
+    def rest(self, busy_s: float) -> None:
+        """Wait after an inline call for background work, so that it keeps to its share of the time."""
+        share = 1.0 if self._traffic is None else self._traffic.share()
+        if share < 1.0:
+            self.clock.sleep(min(busy_s * (1.0 / share - 1.0), _REST_S_MAX), self.stop_requested)
+
     def close_store(self) -> None:
-        """Close the checkpoint store, after the last instance."""
+        """Close the checkpoint store, and withdraw the latency limit, after the last instance."""
+        if self._monitor is not None:
+            self._monitor.close()
         sequences = self.sequences
         if sequences is None:
             return

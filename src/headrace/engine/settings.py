@@ -54,6 +54,15 @@ class ServeSettings:
         Setting("Limit of waiting rows; requests above it are refused with status 429.", least=1),
     ] = 4096
     """Refused requests learn the time after which to retry."""
+    latency_limit_ms: Annotated[
+        float | None,
+        Setting(
+            "Latency in milliseconds that 99 % of requests keep; jobs and runs on this machine yield.",
+            above=0,
+            default="no limit",
+        ),
+    ] = None
+    """See docs/serving.md. Streams do not count."""
     streams_max: Annotated[int, Setting("Limit of concurrent streams of a model.", least=1)] = 256
     call_timeout_s: Annotated[
         float | None,
