@@ -310,6 +310,28 @@ def test_waiter_is_woken_for_its_queues_only(ledger):
     assert not wakeup.wait(5)
 
 
+def test_notices_of_all_changes_go_to_watching_processes_only(ledger, postgres_url, monkeypatch):
+    """Each of 1,000 workers would otherwise receive the notices of every commit of the others."""
+    worker = PostgresJobLedger(postgres_url, connections_max=1)
+    channels, deliver = [], worker._channel._deliver
+    monkeypatch.setattr(
+        worker._channel, "_deliver", lambda *notice: channels.append(notice[0]) or deliver(*notice)
+    )
+    worker.start()
+    wakeup = worker.wakeup(["a"])
+    assert wakeup.wait(10)
+    for queue in ("b", "a"):
+        ledger.submit([NewJob(queue=queue)])
+    assert wakeup.wait(10)
+    assert set(channels) == {"headrace_work"}
+    watch = worker.watch()
+    assert reached(lambda: worker._channel._receives_changes)
+    ledger.submit([NewJob(queue="b")])
+    assert reached(lambda: "headrace_news" in channels)
+    assert watch.wait(10)
+    worker.stop()
+
+
 def test_scarce_connections_are_left_to_transactions(postgres_url, monkeypatch, caplog):
     monkeypatch.setattr(postgres_ledger, "CONNECTIONS_PERCENT_MAX", 0)
     ledger = PostgresJobLedger(postgres_url)

@@ -48,7 +48,8 @@ _WORK: Final = "headrace_work"
 _CHANGES: Final = "headrace_news"
 _PAYLOAD_BYTES_MAX: Final = 7000
 _ALL_QUEUES: Final = "*"
-_LISTEN: Final = (b"LISTEN headrace_work", b"LISTEN headrace_news")
+_LISTEN_WORK: Final = b"LISTEN headrace_work"
+_LISTEN_CHANGES: Final = b"LISTEN headrace_news"
 _CROWDED: Final = (
     "SELECT count(datid) * 100 > %s * current_setting('max_connections')::int FROM pg_stat_activity"
 )
@@ -215,6 +216,9 @@ class CommitChannel:
     that no two share a write to the disk. Commits during one notification are reported together by
     the next.
 
+    A process receives the notices of all changes only while one of its waiters watches them. Each
+    worker would otherwise receive the notices of every claim and settlement of all other workers.
+
     Notices are lost without a connection, and if too few connections are left for the transactions of
     all processes. Waiters then find changes after their timeout.
     """
@@ -231,6 +235,8 @@ class CommitChannel:
         self._connection: psycopg.Connection[Any] | None = None
         self.is_listening = False
         """True while the notices of other processes are received."""
+        self._receives_changes = False
+        """True while these include the notices of all changes."""
         self._crowded = False
         self._next_try_s = float("-inf")
         """The time of the monotonic clock before which the thread does not connect again."""
@@ -284,6 +290,7 @@ class CommitChannel:
                 if self._connection is None and self._is_wanted and time.monotonic() >= self._next_try_s:
                     self._open()
                 if self._connection is not None:
+                    self._listen_to_changes(self._connection)
                     self._send(self._connection)
                     self._receive(self._connection)
             except psycopg.Error:
@@ -313,15 +320,23 @@ class CommitChannel:
             self._close(CROWDED_S)
             self._pending()  # nobody can be told
             return
-        for channel in _LISTEN:
-            connection.execute(channel)
+        connection.execute(_LISTEN_WORK)
         self.is_listening = True
         # Notices may have been missed until now.
         self._notifier.wake_all()
 
+    def _listen_to_changes(self, connection: "psycopg.Connection[Any]") -> None:
+        """Listen to the notices of all changes once a waiter watches them."""
+        if self._receives_changes or not self._notifier.has_watchers:
+            return
+        connection.execute(_LISTEN_CHANGES)
+        self._receives_changes = True
+        # As above, but for those waiters alone.
+        self._notifier.notify(CommitNotice(changed=True))
+
     def _close(self, retry_s: float) -> None:
         connection, self._connection = self._connection, None
-        self.is_listening = False
+        self.is_listening = self._receives_changes = False
         self._next_try_s = time.monotonic() + retry_s
         if connection is not None:
             connection.close()

@@ -53,3 +53,9 @@ class QueueNotifier:
         """True if anyone waits for commits, or may soon."""
         with self._lock:
             return bool(self._waiters)
+
+    @property
+    def has_watchers(self) -> bool:
+        """True if anyone waits for all commits."""
+        with self._lock:
+            return any(waiter.queues is None for waiter in self._waiters)
