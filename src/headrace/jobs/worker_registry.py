@@ -8,7 +8,7 @@ from typing import Any, Final
 WORKERS_KEPT_MS: Final = 86_400_000
 """The time for which a ledger lists a worker after it was stopped or lost."""
 WORKERS_MAX: Final = 1000
-"""The limit of listed workers; those with the latest heartbeats are listed."""
+"""The limit of listed workers: those with the latest heartbeats, and stopped ones only in free places."""
 JOB_IDS_MAX: Final = 100
 """The limit of the ids of running jobs in a worker's record."""
 LEASE_MS_DEFAULT: Final = 60_000

@@ -57,7 +57,7 @@ class MemoryWorkers(MemoryJobs, ABC):
     def workers(self) -> list[WorkerRecord]:
         with self._locked() as table:
             kept = list(filter(self._is_kept, table.workers.values()))
-            latest = sorted(kept, key=lambda record: (-record.seen_at_ms, record.info.name))[:WORKERS_MAX]
+            latest = sorted(kept, key=_list_order)[:WORKERS_MAX]
             return [
                 replace(record, running=len(self.list_running(record.info.name)), read_at_ms=self.now_ms())
                 for record in sorted(latest, key=lambda record: record.info.name)
@@ -109,3 +109,8 @@ class MemoryWorkers(MemoryJobs, ABC):
         lost_at_ms = record.seen_at_ms + record.info.lease_ms
         ended_at_ms = lost_at_ms if record.stopped_at_ms is None else record.stopped_at_ms
         return ended_at_ms >= self.now_ms() - WORKERS_KEPT_MS
+
+
+def _list_order(record: WorkerRecord) -> tuple[bool, int, str]:
+    """Return the place of a worker in the list: stopped ones last, then by the last heartbeat."""
+    return record.stopped_at_ms is not None, -record.seen_at_ms, record.info.name
