@@ -107,24 +107,28 @@ def test_plans_from_a_small_table_read_few_rows_of_a_large_one(ledger, postgres_
 
         return claiming._database.run(run)
 
-    new = [NewJob(model="m"), *(NewJob(queue="shared", model="m", tenant=name) for name in "ab")]
+    new = [
+        NewJob(model="m"),
+        *(NewJob(queue="shared", model="m", tenant=name) for name in "ab"),
+        NewJob(queue="later", model="m", delay_ms=3_600_000),
+    ]
     claiming.start()
     try:
         if analyzed:
             ledger.submit(new)
             ledger._database.run(lambda transaction: transaction.run(Statement("ANALYZE", "")))
-        for queue in ("default", "shared"):
+        for queue in ("default", "shared", "later"):
             held = ()
             for _ in range(10):
                 ledger.submit(new)
                 held, _ = settle_and_claim(held, queue)
         for submitted in ledger.submit(new):
             copy_jobs(ledger, submitted.job.id, 3_000, id=f"'{submitted.job.id}-' || n")
-        for queue in ("default", "shared"):
+        for queue, jobs in (("default", 10), ("shared", 10), ("later", 0)):
             held = ()
             for _ in range(3):
                 held, rows = settle_and_claim(held, queue)
-                assert len(held) == 10
+                assert len(held) == jobs
                 assert rows < 200, (queue, rows)
     finally:
         claiming.stop()

@@ -33,7 +33,7 @@ from headrace.jobs.state import TRANSITIONS, JobEvent, JobState, source_states
 assert source_states(JobEvent.CLAIM) == {JobState.PENDING}
 assert TRANSITIONS[JobState.PENDING, JobEvent.CLAIM] is JobState.RUNNING
 
-_LANES: Final = read_statement("claimable_lanes")
+_LANES: Final = read_statement("claimable_lanes", keeps_plan=True)
 _CLAIM_ONLY_LANE: Final = read_statement("claim_only_lane", keeps_plan=True)
 _CANDIDATES: Final = read_statement("lane_candidates")
 _CLAIM: Final = read_statement("claim_jobs", keeps_plan=True)
