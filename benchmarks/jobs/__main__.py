@@ -2,7 +2,7 @@
 
     python benchmarks/jobs [SECTION...] [--pairs 3] [--jobs 2000] [--json] [--peer NAME=PYTHON]...
 
-Sections: starting, submits, short, merged, large, idle. The default is all. `make peers` creates
+Sections: starting, submits, short, merged, large, idle, scale. The default is all. `make peers` creates
 the environments of the peers; peers without one are skipped. PostgreSQL and Valkey come with the
 `dev` extra. Figures are in `bench-results/jobs.json`. The exit status is 1 if a target is missed, 2
 if a job is lost or its result is wrong.

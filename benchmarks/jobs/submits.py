@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -80,13 +81,19 @@ def by_submitters(ledger: JobLedger, submit_s: float) -> float:
 
 def over_http(storage: JobStorage, submit_s: float) -> float:
     """Measure the API in a separate process, with a client in another."""
-    api = Process([sys.executable, str(API), storage.ledger_url, f"{storage.store}/"])
-    try:
-        url = api.wait_for("http://").strip()
+    with running_api(storage) as url:
         found = run_script("jobs/job_requests.py", url, "--seconds", submit_s, "--connections", SUBMITTERS)
-    finally:
-        api.terminate()
     with storage.ledger() as ledger:
         newest = ledger.get(found["last"])
     assert newest.spec.model == "bench", "an acknowledged job is in the ledger"
     return found["jobs_per_s"]
+
+
+@contextmanager
+def running_api(storage: JobStorage) -> Iterator[str]:
+    """Start the API in a separate process. Yield its address."""
+    api = Process([sys.executable, str(API), storage.ledger_url, f"{storage.store}/"])
+    try:
+        yield api.wait_for("http://").strip()
+    finally:
+        api.terminate()
