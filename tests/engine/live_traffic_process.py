@@ -35,7 +35,7 @@ class Commands:
         return str(self._traffic.share())
 
     def close(self) -> str:
-        self._traffic.close()
+        self._monitor.close()
         return "ok"
 
     def no_files(self) -> str:

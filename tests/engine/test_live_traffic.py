@@ -128,27 +128,32 @@ def test_folder_and_file_are_private(folder, reader):
     assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
 
 
-def test_close_withdraws_the_share_for_good(folder, reader):
-    monitor = reader.limit(LIMIT_S)
-    monitor.record(SLOW_S)
-    reader.close()
-    monitor.record(SLOW_S)
+def test_last_monitor_takes_the_file_with_it(folder, reader):
+    first, second = reader.limit(LIMIT_S), reader.limit(LIMIT_S)
+    first.record(SLOW_S)
+    first.close()
+    assert len(_files(folder)) == 1
+    second.close()
     assert _files(folder) == []
-    reader.close()
+    second.record(SLOW_S)
+    assert (_files(folder), reader.share()) == ([], 1.0)
+    reader.limit(LIMIT_S).record(SLOW_S)
+    assert len(_files(folder)) == 1
     assert reader.share() == SHARE_MIN
 
 
 def test_two_servers_in_one_process_see_each_other(folder, reader, clock):
     second = LiveTraffic(folder, clock)
-    second.limit(LIMIT_S).record(SLOW_S)
-    reader.limit(LIMIT_S).record(SLOW_S)
+    monitors = [second.limit(LIMIT_S), reader.limit(LIMIT_S)]
+    for monitor in monitors:
+        monitor.record(SLOW_S)
     assert reader.share() == second.share() == SHARE_MIN
     assert len(_files(folder)) == 2
-    second.close()
+    monitors[0].close()
     clock.advance(READ_S)
     third = LiveTraffic(folder, clock)
     assert third.share() == SHARE_MIN
-    reader.close()
+    monitors[1].close()
     clock.advance(READ_S)
     assert third.share() == 1.0
 

@@ -158,7 +158,7 @@ class LatencyMonitor:
         self._traffic.record(self._share, latency_s)
 
     def close(self) -> None:
-        """Withdraw the limit, since the model is unloaded."""
+        """Withdraw the limit, since the model is unloaded. Later requests do not count."""
         self._traffic.remove(self._share)
 
 
@@ -178,7 +178,7 @@ class LiveTraffic:
         self._shares: list[BackgroundShare] = []
         self._file: _ShareFile | None = None
         self._publishes = True
-        """False once this process is closed, or cannot publish."""
+        """False once this process could not publish."""
         self._warned = False
         self._follows_forks = False
         self._own = 1.0
@@ -197,6 +197,8 @@ class LiveTraffic:
     def record(self, share: BackgroundShare, latency_s: float) -> None:
         """Record a live request for a monitor. The first one creates the file."""
         with self._lock:
+            if share not in self._shares:
+                return
             now = self._clock.now()
             share.record(latency_s, now)
             if self._file is None and self._publishes:
@@ -204,11 +206,15 @@ class LiveTraffic:
             self._update(now)
 
     def remove(self, share: BackgroundShare) -> None:
-        """Withdraw the share of a monitor."""
+        """Withdraw the share of a monitor. The last one takes the file with it."""
         with self._lock:
-            if share in self._shares:
-                self._shares.remove(share)
-                self._update(self._clock.now())
+            if share not in self._shares:
+                return
+            self._shares.remove(share)
+            if not self._shares and self._file is not None:
+                self._file.withdraw()
+                self._file = None
+            self._update(self._clock.now())
 
     def share(self) -> float:
         """Return the share of its time that background work of this process may use.
@@ -222,14 +228,6 @@ class LiveTraffic:
                     self._others = self._read_others(now)
                     self._next_read_s = now + READ_S
         return min(self._others, current_share(self._own, self._own_live_s, now))
-
-    def close(self) -> None:
-        """Withdraw the published share. This process's own monitors still count for itself."""
-        with self._lock:
-            self._publishes = False
-            if self._file is not None:
-                self._file.withdraw()
-                self._file = None
 
     def _update(self, now: float) -> None:
         self._own = min((share.value(now) for share in self._shares), default=1.0)
