@@ -47,7 +47,7 @@ from headrace.runs.output_settings import OutputSettings
 from headrace.runs.settings import FlowSettings, MappingOptions, StreamSettings, SubsetSettings, TaskSettings
 from headrace.scaling.planner.arrivals import LoadOptions
 from headrace.scaling.planner.machine import Machine
-from headrace.scaling.settings import PoolSettings, ScheduledLimits
+from headrace.scaling.settings import InstanceScalingSettings, PoolSettings, ScheduledLimits
 from headrace.server.jobs.sagemaker import SageMakerSettings
 from headrace.server.listener import DrainSettings, RestLimits, TlsFiles
 
@@ -61,6 +61,8 @@ class Group(NamedTuple):
     kinds: tuple[type, ...]
     file: str = ""
     table: str = ""
+    has_options: bool = True
+    """False for settings of files alone that inherit those of another group."""
 
 
 SPEC = "a spec file, and of the options of a job"
@@ -80,6 +82,9 @@ GROUPS = (
     Group("Workers and regions of a run", (RayWorkers, DataRegions)),
     Group("A served model", (ServeSettings,), "`model.toml`", "serve"),
     Group("Sequences", (SequenceLimits,), "`model.toml`", "sequences"),
+    Group(
+        "Number of instances of a served model", (InstanceScalingSettings,), "`model.toml`", "scaling", False
+    ),
     Group("A model server", (ServerOptions, RestLimits, TlsFiles, DrainSettings)),
     Group("A job server", (JobLocations, JobsOptions)),
     Group("A worker", (WorkerSettings, Retention, WorkerListenerOptions)),
@@ -165,7 +170,11 @@ def _section(group: Group) -> str:
 
 
 def _row(kind: type, declared: DeclaredSetting, group: Group) -> str:
-    found = {path: option for path, option in options(load_all()) if option.declared == declared}
+    found = {
+        path: option
+        for path, option in options(load_all())
+        if group.has_options and option.declared == declared
+    }
     keyed = bool(group.table) and not declared.setting.python_only
     if group.table == "headrace":
         keyed = declared.name in EXTENSION_SETTINGS

@@ -48,6 +48,13 @@ def test_whole_file(tmp_path):
     assert found.settings == ServeSettings(2, "thread", 64, 5, 2048, 3, warm_up=False)
 
 
+def test_settings_of_the_number_of_instances(tmp_path):
+    text = "[serve]\ninstances_max = 4\n[scaling]\nbacklog_per_worker = 16\nscale_in_window_s = 60\n"
+    found = read_definition(write_model(tmp_path / "m", text)).settings
+    assert (found.instances, found.instances_max) == (1, 4)
+    assert found.scaling == {"backlog_per_worker": 16, "scale_in_window_s": 60}
+
+
 def test_process_settings(tmp_path):
     """TOML has no null: an unlimited time is infinite."""
     path = write_model(
@@ -94,7 +101,7 @@ def test_only_model_file_is_the_default(tmp_path):
         ("options = []", r"must be a table, as in \[options\]"),
         (
             "[serve]\nthreads = 1",
-            r"serve: unknown key 'threads'; the keys are instances, isolation, max_batch_rows",
+            r"serve: unknown key 'threads'; the keys are instances, instances_max, isolation",
         ),
         ("[serve]\ninstances = 0", "serve.instances must be a whole number of 1 or more, not 0"),
         ("[serve]\ninstances = 1.5", "instances must be a whole number of 1 or more, not 1.5"),
@@ -115,6 +122,10 @@ def test_only_model_file_is_the_default(tmp_path):
         ('[serve]\nenviron_pass = "HOME"', "environ_pass must be a list of texts"),
         ("[serve]\nenviron_pass = [1]", "environ_pass must be a list of texts"),
         ('[serve]\nenviron_pass = ["A=b"]', "environ_pass must hold names"),
+        ("[scaling]\nworkers = 2", "scaling: unknown key 'workers'; the keys are backlog_per_worker"),
+        ("[scaling]\nschedules = []", "scaling: unknown key 'schedules'"),
+        ("[scaling]\ntolerance = 2", "scaling.tolerance must be a number from 0 to 1, not 2"),
+        ("scaling = 1", r"must be a table, as in \[scaling\]"),
         ("= 1", "invalid TOML"),
         ("a = 1\na = 2", "invalid TOML"),
     ],

@@ -23,6 +23,9 @@
     live_max = 1000
     idle_ms = 30_000
 
+    [scaling]                       # with instances_max: see InstanceScalingSettings
+    backlog_per_worker = 16
+
 Without ``model``, the only model file in the folder is taken.
 """
 
@@ -38,6 +41,7 @@ from headrace.core.settings_reader import read_settings, read_table
 from headrace.engine.repository import ModelDefinition
 from headrace.engine.settings import ServeSettings
 from headrace.runtimes.load import model_candidates, model_factory
+from headrace.scaling.settings import InstanceScalingSettings
 
 MODEL_FILE: Final = "model.toml"
 MODELS_MAX: Final = 4096
@@ -50,6 +54,7 @@ MODEL_KEYS: Final[Mapping[str, Any]] = {
     "options": dict[str, Any],
     "serve": ServeSettings,
     "sequences": SequenceLimits,
+    "scaling": InstanceScalingSettings,
 }
 """The keys of the file, with their types or settings."""
 
@@ -83,7 +88,7 @@ def read_definition(
         _text(path, document, "version", version or "1"),
         source.make,
         source.fingerprint,
-        _serve_settings(path, _table(path, document, "serve"), _table(path, document, "sequences")),
+        _serve_settings(path, document),
     )
 
 
@@ -217,11 +222,14 @@ def _only_model(path: Path) -> Path:
     raise _error(path, f'set the model, as in model = "churn.onnx": {why}')
 
 
-def _serve_settings(path: Path, table: Mapping[str, Any], sequences: Mapping[str, Any]) -> ServeSettings:
+def _serve_settings(path: Path, document: Mapping[str, Any]) -> ServeSettings:
+    serve, sequences, scaling = (_table(path, document, key) for key in ("serve", "sequences", "scaling"))
     try:
-        limits = read_table(SequenceLimits, sequences, "sequences")
-        settings = read_settings(ServeSettings, table, "serve")
-        return replace(settings, sequences=limits)
+        return replace(
+            read_settings(ServeSettings, serve, "serve"),
+            sequences=read_table(SequenceLimits, sequences, "sequences"),
+            scaling=read_table(InstanceScalingSettings, scaling, "scaling"),
+        )
     except ConfigError as error:
         raise _error(path, str(error)) from error
 

@@ -31,8 +31,12 @@ class ServeSettings:
             most=INSTANCES_MAX,
             default="a fixed number of instances",
         ),
-    ] = None
+    ] = field(default=None, kw_only=True)
     """In a server: see `headrace.scaling.instances`."""
+    scaling: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+    """Settings of the number of instances that replace the defaults, by their names in
+    `headrace.scaling.settings.InstanceScalingSettings`; a server checks them.
+    """
     isolation: Annotated[
         Isolation | None,
         Setting("Isolation of model instances.", default="the model's own, else auto"),

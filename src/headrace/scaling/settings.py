@@ -249,3 +249,37 @@ class PoolSettings(ScalingSettings):
             )
         if not self.queues or not all(self.queues):
             raise ConfigError("queues must have names")
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceScalingSettings(ScalingSettings):
+    """The settings of the decision for a served model. Raises ConfigError for invalid values.
+
+    A job of the inherited settings is a row here, and a worker is an instance. The window for removals
+    is that of pools and of the HorizontalPodAutoscaler: an instance may take minutes to load again.
+    """
+
+    # Fields without a declaration are no keys: a served model has one range, and keeps an instance.
+    workers: WorkerRange = WorkerRange(1, 1)
+    schedules: tuple[ScheduledLimits, ...] = ()
+    idle_s: float | None = None
+    backlog_per_worker: Annotated[
+        float | None,
+        Setting(
+            "Waiting and running rows for each instance.", above=0, default="max_batch_rows of the model"
+        ),
+    ] = None
+    tolerance: Annotated[
+        float,
+        Setting(
+            "Share by which the rows may differ from their target without a change of the instances.",
+            least=0,
+            most=1,
+        ),
+    ] = 0.1
+    """That of the HorizontalPodAutoscaler: rows that wait for a moment need no instance, unlike jobs."""
+    scale_out_window_s: Annotated[
+        float,
+        Setting("Seconds for which instances must be needed before they are added.", least=0, most=_DAY_S),
+    ] = 3.0
+    """A shorter burst ends before an instance has loaded."""
