@@ -1,11 +1,13 @@
 """Job workers: models by name, notifications, start and stop."""
 
+import threading
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 import pytest
 
 import headrace
+from cases import for_each
 from headrace.app.job_components import JobLocations
 from headrace.app.job_worker import ServedModels, job_repository, open_worker
 from headrace.app.server_options import WorkerListenerOptions
@@ -160,3 +162,18 @@ def test_worker_is_ready_once_it_runs_until_it_stops(model, tmp_path):
         worker.stop(drain=False)
     with pytest.raises(StoppedError, match="stopping"):
         worker.health.check()
+
+
+@for_each(("most", "scales"), [(4, True), (None, False)])
+def test_worker_scales_the_models_that_have_a_range(model, tmp_path, most, scales):
+    def scalers():
+        return [t for t in threading.enumerate() if t.name == "headrace-instances"]
+
+    locations = JobLocations.folder(tmp_path / "data")
+    worker = open_worker([model], locations, serving=ServeSettings(instances_max=most), isolation="thread")
+    worker.start()
+    try:
+        assert bool(scalers()) is scales
+    finally:
+        worker.stop(drain=False)
+    assert scalers() == []

@@ -272,6 +272,19 @@ def test_limit_of_waiting_jobs_with_a_settings_file_is_refused(tmp_path):
         open_jobs([], JobLocations.folder(tmp_path / "data"), options)
 
 
+def test_models_of_a_job_server_are_scaled_until_it_stops(tmp_path):
+    (tmp_path / "twice.py").write_text(MODEL)
+    locations, options = JobLocations.folder(tmp_path / "data"), JobsOptions(port=0, metrics_port=None)
+
+    def scalers():
+        return [t for t in threading.enumerate() if t.name == "headrace-instances"]
+
+    for models, count in (([str(tmp_path / "twice.py")], 1), ([], 0)):
+        with running(lambda models=models: open_jobs(models, locations, options, isolation="thread")):
+            assert len(scalers()) == count
+        assert scalers() == []
+
+
 def test_stop_ends_the_threads_of_the_job_api(tmp_path):
     def threads():
         return [t for t in threading.enumerate() if t.name.startswith("headrace-jobs-api")]

@@ -16,6 +16,7 @@ from headrace.app.serving import DrainSettings, ServerOptions, TlsFiles, open_se
 from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.engine.settings import ServeSettings
 from headrace.testing import EchoModel, HeldModel
+from servers.polling import wait_until
 
 MODEL = """\
 from headrace import Model
@@ -119,6 +120,39 @@ def test_drain_finishes_running_requests_and_reports_not_ready():
         model.release()
         client.join(WAIT_S)
         assert results == [[7]]
+
+
+def test_instances_of_a_served_model_follow_its_load():
+    model = HeldModel()
+    settings = ServeSettings(
+        instances_max=3,
+        isolation="thread",
+        max_batch_rows=1,
+        warm_up=False,
+        scaling={"scale_out_window_s": 0.0},
+    )
+
+    def held():
+        return model
+
+    with served([held], settings=settings) as server:
+        url = server.addresses["rest"]
+        results = []
+        clients = [threading.Thread(target=lambda: results.append(infer(url, "held", 7))) for _ in range(4)]
+        for client in clients:
+            client.start()
+        model.wait_for_calls(1)
+        wait_until(lambda: server.dataplane.statistics()[0].instances == 3, "the third instance")
+        model.release(4)
+        for client in clients:
+            client.join(WAIT_S)
+        assert results == [[7]] * 4
+
+
+def test_invalid_scaling_is_refused_before_models_load():
+    settings = ServeSettings(scaling={"workers": "1..3"})
+    with pytest.raises(ConfigError, match="model EchoModel: scaling: unknown key 'workers'"):
+        open_server([EchoModel], REST_PORT, settings=settings)
 
 
 @for_each(

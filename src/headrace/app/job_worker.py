@@ -36,6 +36,7 @@ from headrace.jobs.worker.host import HostFigures
 from headrace.jobs.worker.ledger_loop import not_durable
 from headrace.jobs.worker.worker import Worker
 from headrace.jobs.worker_registry import ModelCrash, WorkerReport
+from headrace.scaling.instances import InstanceScaler, RepositoryModels
 from headrace.server.application import Guard
 from headrace.server.dataplane import Dataplane
 from headrace.server.jobs.metrics import process_metrics, worker_metrics
@@ -95,6 +96,8 @@ class OpenedWorker:
     health: WorkerHealth
     listener: ListenerThread | None = None
     """The listener of metrics and probes. It opens first, and closes last."""
+    scaler: InstanceScaler | None = None
+    """The scaler of the models; None if every number of instances is fixed."""
     tracing: Tracing = field(default_factory=Tracing)
     _stopping: threading.Event = field(default_factory=threading.Event)
 
@@ -108,6 +111,8 @@ class OpenedWorker:
                 self.listener.start()
             self.components.start()
             self.repository.start()
+            if self.scaler is not None:
+                self.scaler.start()
             self.worker.start()
         except BaseException:
             self.stop(drain=False)
@@ -127,6 +132,8 @@ class OpenedWorker:
                 stack.callback(self.listener.stop)
             stack.callback(self.components.stop)
             stack.callback(self.repository.stop, drain=False)
+            if self.scaler is not None:
+                stack.callback(self.scaler.stop)
             # Requests to an unresponsive store end here, before the models are unloaded.
             stack.callback(self.components.stores.close)
             self.worker.stop(drain=drain)
@@ -198,7 +205,9 @@ def open_worker(
         sources = (process_metrics(components.ledger, reading), worker_metrics(worker))
         app = worker_app(MetricsApp(Metrics(dataplane, sources=sources), guard), health, guard)
         thread = ListenerThread(HttpListener(app, options.host, options.metrics_port))
-    return OpenedWorker(worker, repository, components, health, thread, tracing)
+    scales = any(d.settings.instances_max is not None for d in repository.definitions())
+    scaler = InstanceScaler(RepositoryModels(repository)) if scales else None
+    return OpenedWorker(worker, repository, components, health, thread, scaler, tracing)
 
 
 def _responded(reading: SharedReading[int], seconds: float) -> bool:

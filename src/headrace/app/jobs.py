@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_bytes
@@ -15,6 +14,7 @@ from headrace.app.job_worker import job_repository, join_worker
 from headrace.app.models import ServedModel
 from headrace.app.notify_entries import notify_preparation
 from headrace.app.server_options import JobLocations, JobsOptions
+from headrace.app.service_group import ServiceGroup
 from headrace.app.tracing import Tracing, open_tracing
 from headrace.app.worker_pool import WorkerProcesses, processes_stop_s
 from headrace.config.jobs_file import NO_LIMITS, JobsFile, anonymous_key, read_jobs_file
@@ -30,6 +30,7 @@ from headrace.jobs.schedule_submitter import ScheduleSubmitter
 from headrace.jobs.service import JobService, JobServiceSettings
 from headrace.jobs.trigger import EventSubmitter
 from headrace.jobs.worker.worker import Worker
+from headrace.scaling.instances import InstanceScaler, RepositoryModels
 from headrace.server.application import Guard, WebApp, check_bind
 from headrace.server.dataplane import Dataplane
 from headrace.server.jobs.api import BoundedThreadPool
@@ -92,32 +93,6 @@ class OpenedJobs:
                 runner.run(self.serving.run(on_ready))
         finally:
             self.tracing.close()
-
-
-class _ServiceGroup:
-    """Several services as one: started in order, stopped in reverse order.
-
-    At the end of a stop the thread pool of the API is closed, when its calls can wait for nothing.
-    `stop` is thread-safe, so that a second signal can stop without drain while a drain is running.
-    """
-
-    def __init__(self, services: Sequence[Service], thread_pool: BoundedThreadPool) -> None:
-        self._services = services
-        self._thread_pool = thread_pool
-
-    def start(self) -> None:
-        with ExitStack() as started:
-            for service in self._services:
-                # Register first: a service that fails to start may have started in part.
-                started.callback(service.stop, drain=False)
-                service.start()
-            started.pop_all()
-
-    def stop(self, *, drain: bool = True) -> None:
-        with ExitStack() as stack:
-            stack.callback(self._thread_pool.close)
-            for service in self._services:
-                stack.callback(service.stop, drain=drain)
 
 
 def open_jobs(
@@ -185,8 +160,11 @@ def open_jobs(
         None if file.triggers is None else EventSubmitter(file.triggers, service.submit_internal)
     )
     worker = join_worker(components, repository, settings) if models else None
-    services: list[Service] = [components, repository, *([worker] if worker else []), service]
-    services.append(_scheduler(components, service))
+    services: list[Service] = [components, repository]
+    if worker is not None:
+        # The scaler runs in any case: a range of instances may also be set later.
+        services += [InstanceScaler(RepositoryModels(repository)), worker]
+    services += [service, _scheduler(components, service)]
     if processes is not None:
         services.append(processes.controller(components.ledger, settings))
     if options.events_queue_url:
@@ -211,7 +189,8 @@ def open_jobs(
     drain_s = settings.drain_grace_s + settings.stop_s if processes is None else processes_stop_s(settings)
     drain = DrainSettings(grace_s=drain_s + 5.0)
     server = Serving(
-        _ServiceGroup(services, thread_pool),
+        # The calls of the API can wait for nothing once the services have stopped.
+        ServiceGroup(services, thread_pool.close),
         dataplane.drain,
         list(listeners.values()),
         stopped_last=list(metrics.values()),

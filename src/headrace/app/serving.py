@@ -10,11 +10,13 @@ from typing import Any, Final
 import headrace
 from headrace.app.models import ServedModel, open_repository
 from headrace.app.server_options import ServerOptions
+from headrace.app.service_group import ServiceGroup
 from headrace.app.tracing import open_tracing
 from headrace.core.errors import ConfigError
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.access import KEY_CHARS_MIN, Access, ApiKey, Scope, hash_key
 from headrace.jobs.access.keys_file import parse_keys
+from headrace.scaling.instances import InstanceScaler, RepositoryModels
 from headrace.server.application import Guard, WebApp, check_bind
 from headrace.server.dataplane import Dataplane
 from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings
@@ -84,6 +86,8 @@ def open_server(
     """
     options = options or ServerOptions()
     repository, changeable = open_repository(models, settings or ServeSettings(), model_options)
+    # It runs in any case: a range of instances may also be set later.
+    scaler = InstanceScaler(RepositoryModels(repository))
     access = Access(_read_keys(options.api_keys))
     guarded = not access.open or (options.tls is not None and options.tls.client_ca is not None)
     check_bind(options.host, guarded=guarded, insecure=options.insecure)
@@ -97,7 +101,7 @@ def open_server(
         app = MetricsApp(Metrics(dataplane, counters), guard)
         metrics["metrics"] = HttpListener(app, options.host, options.metrics_port, options.tls)
     serving = Serving(
-        repository,
+        ServiceGroup([repository, scaler]),
         dataplane.drain,
         list(listeners.values()),
         stopped_last=list(metrics.values()),
