@@ -48,7 +48,7 @@ def lines(caplog, level=logging.INFO):
 
 
 def statistics(**figures) -> ModelStatistics:
-    return ModelStatistics("m", "1", **figures)
+    return ModelStatistics("m", "1", **{"instances": 4, **figures})
 
 
 def test_idle_model_has_no_load():
@@ -76,6 +76,11 @@ def test_running_requests_have_the_mean_rows_of_all(rows, failed, errors, runnin
         rows=rows, failed_rows=failed, error_rows=errors, success=Duration(7), fail=Duration(3), in_flight=2
     )
     assert load_of(ended, 8).running == running
+
+
+def test_running_rows_are_those_of_full_calls_at_most():
+    ended = statistics(instances=2, rows=90, success=Duration(10), in_flight=30)
+    assert load_of(ended, 8).running == 16
 
 
 def test_running_requests_before_the_first_end_have_one_row():

@@ -54,15 +54,17 @@ def load_of(statistics: ModelStatistics, max_batch_rows: int) -> InstanceLoad:
     """Return the load of a model.
 
     One instance calls all rows of a request, if need be in several calls. So a request counts as one
-    full call at most. Running requests count the mean rows of all requests, and open streams one row.
+    full call at most. Running requests count the mean rows of all requests, up to full calls of all
+    instances. Open streams count one row.
     """
     ended = statistics.success.count + statistics.fail.count
     rows = statistics.rows + statistics.failed_rows + statistics.error_rows
     rows_per_request = min(max(rows / ended, 1.0), max_batch_rows) if ended else 1.0
     calls, requests = statistics.compute_infer, statistics.waiting_requests
+    running = (statistics.in_flight - requests) * rows_per_request
     return InstanceLoad(
         waiting=min(max(statistics.waiting_rows, requests), requests * max_batch_rows),
-        running=(statistics.in_flight - requests) * rows_per_request + statistics.open_streams,
+        running=min(running, statistics.instances * max_batch_rows) + statistics.open_streams,
         slots=max_batch_rows,
         oldest_s=statistics.oldest_waiting_s,
         run_s=calls.ns / calls.count / 1e9 if calls.count else None,
