@@ -212,7 +212,7 @@ def test_load_of_one_model_delays_no_other(bench):
     bench.add()
     bench.set_load(100, "slow")
     assert bench.run(5, rows=100) == 4
-    # A change that is under way is not begun again, and its instances count as starting.
+    # A change that is under way is not begun again.
     assert bench.run(60, rows=100) == 4
     assert bench.models.attempts.count(("slow", 4)) == 1
     bench.models.gates.pop("slow").set()

@@ -181,8 +181,6 @@ class RepositoryModels(ScaledModels):
     def scaled(self) -> Sequence[ScaledModel]:
         found: list[ScaledModel] = []
         for definition in self._repository.definitions():
-            if definition.settings.instances_max is None:
-                continue
             with suppress(ModelNotFoundError, ModelNotReadyError):
                 status = self._status(definition.name, definition.version)
                 if status.instances_max is not None:
@@ -310,16 +308,14 @@ class InstanceScaler(Service):
         load = past.samples.take()
         if load is None:
             return
-        change, status = past.change, model.status
-        if change is not None:
-            status = replace(status, instances=change.decision.wanted)
+        status = model.status
         observed = observe_instances(round(now_s * 1000), load, status)
         memory = past.memory or ScalingMemory.resume(observed)
         decision = decide(model.settings, observed, memory)
         past.memory = decision.memory
         if decision.wanted == observed.current:
             return
-        if change is not None or now_s < past.retry_s:
+        if past.change is not None or now_s < past.retry_s:
             past.without_change(memory)
             return
         done = self._pool.submit(self._models.resize, status.name, status.version, decision.wanted)
