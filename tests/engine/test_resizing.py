@@ -295,9 +295,20 @@ def test_model_that_was_called_inline_gets_threads():
 
 def test_model_that_must_be_inline_has_one_instance():
     with serving(Fast, isolation="inline") as engine:
-        with pytest.raises(ConfigError, match="only one instance can run inline"):
-            engine.set_instances(2)
+        for count, most in ((2, 1), (1, 4)):
+            with pytest.raises(ConfigError, match="only one instance can run inline"):
+                engine.set_instances(count, most)
         assert values(engine.infer_inline(request())) == [2.0]
+
+
+def test_model_that_may_get_several_instances_is_not_called_inline():
+    with serving(Fast, isolation="auto", instances_max=2) as engine:
+        assert engine._session.inline is None
+    with serving(Fast, isolation="auto") as engine:
+        assert engine._session.inline is not None
+        engine.set_instances(1, most=2)
+        assert engine._session.inline is None
+        assert values(asyncio.run(engine.infer(request()))) == [2.0]
 
 
 # Under load

@@ -50,8 +50,8 @@ class BackendFactory:
         self._settings = settings
         self._clock = clock
         self._load_lock = load_lock
-        self.instances = settings.instances
-        """Number of instances; it decides whether an instance can be called inline."""
+        self.instances = settings.instances_max or settings.instances
+        """Largest number of instances; it decides whether an instance can be called inline."""
         self._isolation: Isolation | None = settings.isolation
         self._fault = ProcessFault(name)
 
@@ -73,6 +73,13 @@ class BackendFactory:
             if backend is not None:
                 return backend
         return self._load_in_process()
+
+    def check_instances(self, count: int) -> None:
+        """Raise ConfigError if the model cannot have this number of instances."""
+        if self._isolation == "inline" and count > 1:
+            raise ConfigError(
+                f"model {self._name}: only one instance can run inline; set isolation to thread"
+            )
 
     def check_replaceable(self, backend: LocalBackend) -> None:
         """Raise ConfigError, with advice, if no other process can load the model of this backend."""
@@ -130,11 +137,8 @@ class BackendFactory:
         )
 
     def _load_in_thread(self, make_model: Callable[[], Model]) -> LocalBackend:
+        self.check_instances(self.instances)
         is_inline = self._isolation == "inline"
-        if is_inline and self.instances > 1:
-            raise ConfigError(
-                f"model {self._name}: only one instance can run inline; set isolation to thread"
-            )
         backend = LocalBackend(
             make_model,
             self._name,

@@ -44,7 +44,7 @@ from headrace.engine.instance_slot import InstanceSlot
 from headrace.engine.instance_worker import InstanceWorker
 from headrace.engine.live_traffic import LiveTraffic
 from headrace.engine.outputs import ChunkedResponse, ResponseBuilder
-from headrace.engine.resizing import set_instances
+from headrace.engine.resizing import set_instances, withdraw_inline
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.sequences.sequence_store import MonitoredStore
 from headrace.engine.session import EngineSession, SessionState
@@ -222,7 +222,7 @@ class Engine(Predictor):
             if self._session.state is SessionState.RUNNING:
                 return
             session = self._new_session(self.settings.instances)
-            self._backend_factory.instances = self.settings.instances
+            self._backend_factory.instances = self.settings.instances_max or self.settings.instances
             session.start_threads(partial(self._run_instance, session))
             self._session = session
         session.begin()
@@ -231,13 +231,13 @@ class Engine(Predictor):
         make_sequences = partial(_make_sequences, self, self._open_checkpoints)
         InstanceWorker(session, slot, self._backend_factory, make_sequences).run()
 
-    def set_instances(self, count: int) -> None:
+    def set_instances(self, count: int, most: int = 1) -> None:
         """Change the number of instances until the next `start`, while requests go on; none fails.
 
         Returns when added instances serve. A removed instance takes no more requests. It ends when its
         requests, its streams and the sequences whose states it holds have ended; sequences with
         checkpoints move to other instances. A model that was called inline is called in threads from
-        then on, if it gets several instances.
+        then on, if it gets several instances, or may get up to `most` later.
 
         Raises ConfigError for a number that the model cannot have, StoppedError while the engine does
         not run, and ModelLoadError (or MissingExtraError) if an instance does not load; then the number
@@ -245,14 +245,19 @@ class Engine(Predictor):
         """
         if not 1 <= count <= INSTANCES_MAX:
             raise ConfigError(f"model {self.name}: instances must be 1 to {INSTANCES_MAX}, not {count}")
+        factory = self._backend_factory
         with self._resizing:
-            before, self._backend_factory.instances = self._backend_factory.instances, count
+            most = max(count, most)
+            factory.check_instances(most)
+            before, factory.instances = factory.instances, most
             session = self._session
             try:
                 set_instances(session, count, partial(self._run_instance, session))
             except BaseException:
-                self._backend_factory.instances = before
+                factory.instances = before
                 raise
+            if most > 1:
+                withdraw_inline(session)
 
     def instance_counts(self) -> tuple[int, int, int]:
         """Return the numbers of instances that serve or load, of ready and of draining ones. Any thread."""

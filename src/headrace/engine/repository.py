@@ -233,7 +233,8 @@ class ModelRepository(Service):
         with entry.resizing:
             engine = self.engine(name, entry.definition.version)
             count, _, _ = engine.instance_counts()
-            engine.set_instances(_within(count, settings.instances, settings.instances_max))
+            count = _within(count, settings.instances, settings.instances_max)
+            engine.set_instances(count, settings.instances_max or 1)
             entry.instances_min, entry.instances_max = settings.instances, settings.instances_max
         return _instance_status(entry, engine)
 
@@ -242,7 +243,7 @@ class ModelRepository(Service):
         _, entry = self._loaded(name, version)
         with entry.resizing:
             count = _within(instances, entry.instances_min, entry.instances_max)
-            self.engine(name, entry.definition.version).set_instances(count)
+            self.engine(name, entry.definition.version).set_instances(count, entry.instances_max or 1)
 
     def _loaded(self, name: str, version: str) -> tuple[Engine, _Version]:
         """Return a version, or the newest ready one. Raises ModelNotFoundError and ModelNotReadyError."""

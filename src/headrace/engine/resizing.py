@@ -60,9 +60,7 @@ def _add(session: EngineSession, count: int, run: Callable[[InstanceSlot], None]
                 count -= 1
         added = [_free_slot(session) for _ in range(count)]
         _load(session, added, run)
-    if session.inline is not None:
-        session.inline.withdraw()
-        session.inline = None
+    withdraw_inline(session)
     with session.changed:
         for slot in added:
             slot.is_member = True
@@ -81,6 +79,13 @@ def _load(session: EngineSession, added: Sequence[InstanceSlot], run: Callable[[
         for slot in added:
             session.queue.drain_instance(slot.number)
         raise error
+
+
+def withdraw_inline(session: EngineSession) -> None:
+    """Let the model be called in the threads of its instances only, from now on."""
+    if session.inline is not None:
+        session.inline.withdraw()
+        session.inline = None
 
 
 def _free_slot(session: EngineSession) -> InstanceSlot:

@@ -65,7 +65,7 @@ class ServeSettings:
             above=0,
             default="no limit",
         ),
-    ] = None
+    ] = field(default=None, kw_only=True)
     """See docs/serving.md. Streams do not count."""
     streams_max: Annotated[int, Setting("Limit of concurrent streams of a model.", least=1)] = 256
     call_timeout_s: Annotated[

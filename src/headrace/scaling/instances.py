@@ -28,6 +28,10 @@ SAMPLE_S: Final = 0.2
 """Seconds between two samples of the load."""
 DECISION_S: Final = 1.0
 """Seconds between two decisions about a model."""
+SLOTS_MAX: Final = 32
+"""Limit of the rows that count as a full call. The calls of many models take longer with more rows, and
+models that set no `max_batch_rows` have a large one.
+"""
 BACKOFF: Final = RetryPolicy(retry_s=inf, first_delay_s=1.0, delay_max_s=60.0)
 """The delays after changes that failed. Each may have loaded gigabytes in vain."""
 _log = logging.getLogger("headrace.scaling")
@@ -50,8 +54,8 @@ class InstanceLoad:
     """Mean seconds of a call; None before the first."""
 
 
-def load_of(statistics: ModelStatistics, max_batch_rows: int) -> InstanceLoad:
-    """Return the load of a model.
+def load_of(statistics: ModelStatistics, slots: int) -> InstanceLoad:
+    """Return the load of a model, whose full calls have `slots` rows.
 
     One instance calls all rows of a request, if need be in several calls. So a request counts as one
     full call at most. Running requests count the mean rows of all requests, up to full calls of all
@@ -59,13 +63,13 @@ def load_of(statistics: ModelStatistics, max_batch_rows: int) -> InstanceLoad:
     """
     ended = statistics.success.count + statistics.fail.count
     rows = statistics.rows + statistics.failed_rows + statistics.error_rows
-    rows_per_request = min(max(rows / ended, 1.0), max_batch_rows) if ended else 1.0
+    rows_per_request = min(max(rows / ended, 1.0), slots) if ended else 1.0
     calls, requests = statistics.compute_infer, statistics.waiting_requests
     running = (statistics.in_flight - requests) * rows_per_request
     return InstanceLoad(
-        waiting=min(max(statistics.waiting_rows, requests), requests * max_batch_rows),
-        running=min(running, statistics.instances * max_batch_rows) + statistics.open_streams,
-        slots=max_batch_rows,
+        waiting=min(max(statistics.waiting_rows, requests), requests * slots),
+        running=min(running, statistics.instances * slots) + statistics.open_streams,
+        slots=slots,
         oldest_s=statistics.oldest_waiting_s,
         run_s=calls.ns / calls.count / 1e9 if calls.count else None,
     )
@@ -171,41 +175,30 @@ class RepositoryModels(ScaledModels):
         for definition in repository.definitions():
             instance_scaling(definition.name, WorkerRange(1, 1), definition.settings.scaling)
         self._repository = repository
-        self._changed: dict[tuple[str, str], tuple[InstanceStatus, int]] = {}
-        """The status after the last change of a version, and its smallest number before.
-
-        `set_instances` makes the new number the smallest one, too.
-        """
 
     @override
     def scaled(self) -> Sequence[ScaledModel]:
-        found: list[ScaledModel] = []
-        for definition in self._repository.definitions():
-            with suppress(ModelNotFoundError, ModelNotReadyError):
-                status = self._status(definition.name, definition.version)
-                if status.instances_max is not None:
-                    workers = WorkerRange(status.instances_min, status.instances_max)
-                    settings = instance_scaling(definition.name, workers, definition.settings.scaling)
-                    found.append(ScaledModel(status, settings))
-        return found
+        values = {(each.name, each.version): each.settings.scaling for each in self._repository.definitions()}
+        return [
+            ScaledModel(
+                status, instance_scaling(status.name, workers, values.get((status.name, status.version), {}))
+            )
+            for status in self._repository.scaled_models()
+            if (workers := _range(status)) is not None
+        ]
 
     @override
     def load(self, name: str, version: str) -> InstanceLoad:
         engine = self._repository.engine(name, version)
-        return load_of(engine.model_statistics(), engine.metadata.max_batch_rows)
+        return load_of(engine.model_statistics(), min(engine.metadata.max_batch_rows, SLOTS_MAX))
 
     @override
     def resize(self, name: str, version: str, instances: int) -> None:
-        before = self._status(name, version)
-        after = self._repository.set_instances(name, version, instances, before.instances_max)
-        self._changed[name, version] = after, before.instances_min
+        self._repository.scale(name, version, instances)
 
-    def _status(self, name: str, version: str) -> InstanceStatus:
-        status = self._repository.instance_status(name, version)
-        after, least = self._changed.get((name, version), (status, status.instances_min))
-        if (status.instances_min, status.instances_max) != (after.instances_min, after.instances_max):
-            return status
-        return replace(status, instances_min=least)
+
+def _range(status: InstanceStatus) -> WorkerRange | None:
+    return None if status.instances_max is None else WorkerRange(status.instances_min, status.instances_max)
 
 
 @dataclass(frozen=True, slots=True)
