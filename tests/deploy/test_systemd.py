@@ -125,6 +125,10 @@ def test_commands_share_a_folder_and_a_user():
     """`up` and `work` of one machine use one SQLite file, which is closed to other users."""
     assert values("StateDirectory") == ["headrace"]
     assert values("WorkingDirectory") == ["%S/headrace"]
+    # A service that ends leaves the folder to the others.
+    assert values("RuntimeDirectory") == ["headrace"]
+    assert values("RuntimeDirectoryPreserve") == ["yes"]
+    assert "XDG_RUNTIME_DIR=%t/headrace" in values("Environment")
     kind, user, _, _, home = shlex.split(SYSUSERS.read_text(), comments=True)
     assert (kind, home) == ("u", "/var/lib/headrace")
     assert values("User") == values("Group") == [user]
@@ -171,7 +175,12 @@ def test_command_of_the_unit_completes_a_job(tmp_path):
     example = variables(EXAMPLE.read_text())
     ports = {name: "0" for name in example if name.endswith("PORT")}
     assert len(ports) == 3
-    specifiers = {"%i": "up", "%S": f"{tmp_path}/lib", "%C": f"{tmp_path}/cache"}
+    specifiers = {
+        "%i": "up",
+        "%S": f"{tmp_path}/lib",
+        "%C": f"{tmp_path}/cache",
+        "%t": f"{tmp_path}/run",
+    }
 
     def expand(text):
         return re.sub("%.", lambda match: specifiers[match.group()], text)

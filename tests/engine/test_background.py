@@ -154,7 +154,7 @@ def test_background_rows_take_no_place_in_the_queue_of_live_requests(share):
         sent = [loaded.submit(*range(6), alone=True) for _ in range(3)]
         await in_thread(loaded.model.wait_for_call)
         live = [asyncio.create_task(loaded.infer(1, 2)) for _ in range(2)]
-        await loaded.started(live[1], 4)
+        await loaded.started(live[1], 4 if share == 1.0 else 2)
         big = asyncio.create_task(loaded.infer(*range(5)))
         await asyncio.wait([big])
         assert "rows are waiting, the limit is 4" in str(big.exception())
@@ -175,7 +175,7 @@ def test_background_requests_run_one_by_one_below_a_full_share():
         sent = [loaded.submit(1), loaded.submit(2, alone=True)]
         loaded.model.wait_for_call()
         figures = loaded.engine.model_statistics()
-        assert (figures.waiting_requests, figures.waiting_rows, figures.in_flight) == (1, 1, 2)
+        assert (figures.held_requests, figures.in_flight, figures.background_share) == (1, 1, 0.5)
         loaded.model.turns.release(2)
         assert results(sent) == [[1.0], [2.0]]
 
@@ -187,7 +187,7 @@ def test_background_requests_wait_for_their_share_and_live_ones_do_not():
         await in_thread(results, sent)
         sent.append(loaded.submit(2))
         # The first call is charged to a tiny share, so that the second one waits.
-        assert loaded.engine.model_statistics().waiting_requests == 1
+        assert loaded.engine.model_statistics().held_requests == 1
         assert [await loaded.infer(number) for number in range(50)] == [[number] for number in range(50)]
         assert not sent[1].done()
         loaded.traffic.value = 1.0
@@ -195,6 +195,23 @@ def test_background_requests_wait_for_their_share_and_live_ones_do_not():
 
     with Loaded(TINY) as loaded:
         asyncio.run(use(loaded))
+
+
+def test_begin_of_yielding_is_logged_once(caplog):
+    share = [0.5]
+    background = BackgroundRequests(lambda: share[0], lambda: 1)
+    for entry in entries(4, None):
+        background.add(entry)
+    for _ in range(3):
+        began(background, 0.0)
+    words = "jobs and runs yield to live requests with a latency limit"
+    assert [r.message for r in caplog.records] == [words]
+    share[0] = 1.0
+    assert len(began(background, 0.0)) == 1
+    share[0] = 0.5
+    began(background, 0.0)
+    began(background, 0.0)
+    assert [r.message for r in caplog.records] == [words] * 2
 
 
 def waiting(loaded):
@@ -229,7 +246,7 @@ def test_request_that_waits_for_its_share_can_be_cancelled_and_abandoned():
         loaded.engine.abandon(sent)
         with pytest.raises((CancelledError, CancelledRequestError)):
             sent.result(0)
-        assert loaded.engine.model_statistics().waiting_requests == 0
+        assert loaded.engine.model_statistics().held_requests == 0
         assert loaded.model.calls == [[1.0]]
 
 

@@ -172,4 +172,8 @@ class ModelStatistics:
     oldest_waiting_s: float = 0.0
     in_flight: int = 0
     """Number of requests that wait or are in a call."""
+    held_requests: int = 0
+    """Number of requests of jobs and runs that wait for their share of the time, besides these."""
+    background_share: float = 1.0
+    """Share of the time that jobs and runs may use beside live requests."""
     open_streams: int = 0

@@ -5,6 +5,7 @@ waiting live requests. While live requests on the machine have a latency limit, 
 share of time that this limit leaves (`headrace.batching.background`).
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -13,6 +14,7 @@ from headrace.batching.background import BackgroundBudget
 from headrace.core.predictor import RequestTimes
 from headrace.engine.pending_request import PendingRequest
 
+_log = logging.getLogger("headrace.engine")
 _POLL_S: Final = 0.25
 """The longest wait in seconds before the share is read again; other processes change it."""
 
@@ -42,11 +44,12 @@ class BackgroundRequests:
         self._budget = BackgroundBudget()
         self._waiting: deque[PendingRequest] = deque()
         self._units: dict[PendingRequest, _Unit] = {}
+        self._yields = False
+        """True from the first request that had to wait until the share is 1.0 again."""
 
-    @property
-    def has_waiting(self) -> bool:
-        """True while a request waits."""
-        return bool(self._waiting)
+    def __len__(self) -> int:
+        """Return the number of requests that wait. Needs no lock."""
+        return len(self._waiting)
 
     @property
     def rows(self) -> int:
@@ -80,7 +83,9 @@ class BackgroundRequests:
             return ()
         share = 1.0 if ignore_share else self._share()
         if not self._budget.begin(share, self._instances(), now):
+            self._log_once(share)
             return ()
+        self._yields = self._yields and share < 1.0
         first = self._waiting.popleft()
         found, rows = [first], first.rows
         while self._waiting and self._waiting[0].key == first.key and first.key is not None:
@@ -92,6 +97,12 @@ class BackgroundRequests:
         for entry in found:
             self._units[entry] = unit
         return found
+
+    def _log_once(self, share: float) -> None:
+        if not self._yields:
+            self._yields = True
+            # A run may take many times as long, so its user must see why.
+            _log.warning("jobs and runs yield to live requests with a latency limit", extra={"share": share})
 
     def end(self, entry: PendingRequest, now: float) -> None:
         """Record the end of a request. One that did not begin costs nothing."""
@@ -111,8 +122,3 @@ class BackgroundRequests:
             return None
         due_s = self._budget.next_s(self._share(), self._instances(), now)
         return now + _POLL_S if due_s is None else min(due_s, now + _POLL_S)
-
-    def waiting(self, now: float) -> tuple[int, int, float]:
-        """Return the requests that wait, their rows, and the age of the oldest in seconds."""
-        oldest_s = max(0.0, now - self._waiting[0].arrived_s) if self._waiting else 0.0
-        return len(self._waiting), self.rows, oldest_s

@@ -259,8 +259,9 @@ class InstanceWorker:
         session, slot = self._session, self._slot
 
         def is_wanted() -> bool:
-            return not session.queue.dropped and (
-                not session.stop_requested.is_set() or session.queue.waiting()[0] > 0
+            queue = session.queue
+            return not queue.dropped and (
+                not session.stop_requested.is_set() or queue.waiting()[0] > 0 or queue.held_requests > 0
             )
 
         self._close_inline()

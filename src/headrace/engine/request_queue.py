@@ -389,21 +389,24 @@ class RequestQueue:
         self.deliver_ended()
 
     def waiting(self) -> tuple[int, int, float, int]:
-        """Return the waiting requests and rows, the oldest age in seconds, and running requests."""
+        """Return the waiting requests and rows, the oldest age in seconds, and running requests.
+
+        Without those that `held_requests` counts.
+        """
         with self.lock:
-            now = self._clock.now()
-            found = self.schedule.waiting(now)
-            if self._background is None:
-                return found
-            requests, rows, oldest_s = self._background.waiting(now)
-            return found[0] + requests, found[1] + rows, max(found[2], oldest_s), found[3]
+            return self.schedule.waiting(self._clock.now())
 
     # Background requests
+
+    @property
+    def held_requests(self) -> int:
+        """The number of background requests that wait for their share of the time."""
+        return 0 if self._background is None else len(self._background)
 
     def _hold(self, background: BackgroundRequests, entry: PendingRequest) -> None:
         background.add(entry)
         self._begin_background(background)
-        if background.has_waiting:
+        if len(background):
             # Idle instances look for it later.
             self.schedule.wake_all()
 

@@ -128,9 +128,13 @@ class EngineSession:
                 self._respond = ResponseBuilder(backend.check, backend.metadata)
             return self._respond
 
+    def background_share(self) -> float:
+        """Return the share of the time that background work may use."""
+        return 1.0 if self._traffic is None else self._traffic.share()
+
     def rest(self, busy_s: float) -> None:
         """Wait after an inline call for background work, so that it keeps to its share of the time."""
-        share = 1.0 if self._traffic is None else self._traffic.share()
+        share = self.background_share()
         if share < 1.0:
             self.clock.sleep(min(busy_s * (1.0 / share - 1.0), _REST_S_MAX), self.stop_requested)
 
@@ -291,6 +295,8 @@ class EngineSession:
             waiting_rows=rows,
             oldest_waiting_s=oldest_s,
             in_flight=requests + running,
+            held_requests=self.queue.held_requests,
+            background_share=self.background_share(),
             open_streams=sum(len(s.streams) for s in self.slots),
             sequences=None if self.sequences is None else self.sequences.statistics(),
         )

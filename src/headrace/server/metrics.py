@@ -193,6 +193,18 @@ _OF_MODELS: Final = (
         "Age in seconds of the oldest waiting request; 0 without one.",
     ),
     _of_model("headrace_in_flight_requests", "gauge", "in_flight", "Requests that wait or run."),
+    _of_model(
+        "headrace_held_requests",
+        "gauge",
+        "held_requests",
+        "Requests of jobs and runs that yield to live requests: they wait for their share of the time.",
+    ),
+    _of_model(
+        "headrace_background_share",
+        "gauge",
+        "background_share",
+        "Share of the time that jobs and runs may use beside live requests, 0 to 1.",
+    ),
     _of_model("headrace_streams_total", "counter", "streams", "Started streams."),
     _of_model("headrace_open_streams", "gauge", "open_streams", "Open streams."),
     _of_model(
