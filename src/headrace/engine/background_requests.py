@@ -52,6 +52,16 @@ class BackgroundRequests:
         return len(self._waiting)
 
     @property
+    def is_open(self) -> bool:
+        """True if nothing holds a request back, so that it need not be added."""
+        return not self._waiting and self._share() >= 1.0
+
+    @property
+    def has_work(self) -> bool:
+        """True while an added request has not ended."""
+        return bool(self._waiting or self._units)
+
+    @property
     def rows(self) -> int:
         """The rows of the requests that wait."""
         return sum([entry.rows for entry in self._waiting])

@@ -296,6 +296,9 @@ class Engine(Predictor):
     ) -> Future[InferResponse]:
         """Queue a request; block while `in_flight_max` requests are unanswered. Raises StoppedError.
 
+        It goes after all waiting requests of `infer`, in calls of its own, and keeps to the share of the
+        time that live requests leave.
+
         With `alone` the request has a call of its own, also where requests of others share calls.
         It is for clients that compose batches and need predictions that are identical to the last
         bit. With `strict` the request succeeds or fails as a whole, as with `infer`: one bad row

@@ -305,7 +305,7 @@ class RequestQueue:
                     self._space_freed.wait()
                 if self.closed:
                     raise StoppedError("it was stopped while this request waited")
-                if self._background is None:
+                if self._background is None or self._background.is_open:
                     self.schedule.add(entry)
                 else:
                     self._hold(self._background, entry)
@@ -379,9 +379,10 @@ class RequestQueue:
                 entry.cancelled = True
                 self.cancelled += 1
                 removed = self._remove(entry)
-            if self._background is not None and entry is not None:
-                self._background.end(entry, self._clock.now())
-                self._begin_background(self._background)
+            background = self._background
+            if entry is not None and background is not None and background.has_work:
+                background.end(entry, self._clock.now())
+                self._begin_background(background)
         if removed:
             # Without this call, a wait for several futures would not see the cancellation.
             future.set_running_or_notify_cancel()
@@ -417,7 +418,7 @@ class RequestQueue:
             for entry in entries:
                 try:
                     self.schedule.add(entry)
-                except HeadraceError as error:
+                except Exception as error:  # noqa: BLE001 - the request must end, and the others begin
                     self._refused.append((entry, error))
 
     # Instances
@@ -457,7 +458,7 @@ class RequestQueue:
             self.schedule.leave(consumer, instance)
             return None
         background = self._background
-        if background is None:
+        if background is None or not background.has_work:
             return self.schedule.take(consumer, instance, now, closed=self.closed)
         self._begin_background(background)
         found = self.schedule.take(consumer, instance, now, closed=self.closed)
