@@ -67,7 +67,7 @@ def scale_command(server):
 
 @for_each(
     ("instances", "numbers", "limits"),
-    [("3", ["3", "3"], "fixed"), ("2..4", ["2", "2"], "2..4"), ("1", ["1", "1"], "fixed")],
+    [("3", ["3", "3"], "fixed"), ("2..4", ["3", "3"], "2..4"), ("1", ["1", "1"], "fixed")],
 )
 def test_number_of_instances_is_changed_and_shown(scale_command, instances, numbers, limits):
     changed, shown = scale_command("pairs", instances), scale_command("pairs", "--version", "1")
