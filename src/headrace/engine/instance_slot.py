@@ -17,7 +17,7 @@ class InstanceSlot:
     held where the other attributes change.
     """
 
-    def __init__(self, number: int, counters: EngineCounters) -> None:
+    def __init__(self, number: int, counters: EngineCounters, *, is_member: bool) -> None:
         self.number = number
         """The index of the slot in its session."""
         self.counters = counters
@@ -26,7 +26,7 @@ class InstanceSlot:
         self.unopened = WeakSet[ChunkedResponse]()
         """Responses of the instance with chunks that no client has opened yet."""
         self.thread: threading.Thread | None = None
-        self.is_member = True
+        self.is_member = is_member
         """False before an added instance is loaded, and from its removal on."""
         self.reset()
 

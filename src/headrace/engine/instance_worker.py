@@ -260,8 +260,10 @@ class InstanceWorker:
 
         def is_wanted() -> bool:
             queue = session.queue
-            return not queue.dropped and (
-                not session.stop_requested.is_set() or queue.waiting()[0] > 0 or queue.held_requests > 0
+            return (
+                slot.is_member
+                and not queue.dropped
+                and (not session.stop_requested.is_set() or queue.waiting()[0] > 0 or queue.held_requests > 0)
             )
 
         self._close_inline()

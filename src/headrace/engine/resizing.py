@@ -83,8 +83,9 @@ def _load(session: EngineSession, added: Sequence[InstanceSlot], run: Callable[[
 
 def withdraw_inline(session: EngineSession) -> None:
     """Let the model be called in the threads of its instances only, from now on."""
-    if session.inline is not None:
-        session.inline.withdraw()
+    inline = session.inline
+    if inline is not None:
+        inline.withdraw()
         session.inline = None
 
 
@@ -93,8 +94,7 @@ def _free_slot(session: EngineSession) -> InstanceSlot:
     # The first slot describes the model, also after it was given up.
     free = next((slot for slot in session.slots[1:] if slot.is_ended and not slot.is_member), None)
     if free is None:
-        free = session.add_slot()
-        free.is_member = False
+        free = session.add_slot(is_member=False)
     free.reset()
     return free
 

@@ -109,9 +109,9 @@ class EngineSession:
         for _ in range(instances):
             self.add_slot()
 
-    def add_slot(self) -> InstanceSlot:
+    def add_slot(self, *, is_member: bool = True) -> InstanceSlot:
         """Add the place of an instance."""
-        slot = InstanceSlot(len(self.slots), EngineCounters(self._monitor))
+        slot = InstanceSlot(len(self.slots), EngineCounters(self._monitor), is_member=is_member)
         self.slots.append(slot)
         return slot
 
