@@ -1,6 +1,7 @@
-"""The rule of deploy/prometheus for Prometheus Adapter, and the query that the adapter makes of it.
+"""The rules of deploy/prometheus for Prometheus Adapter, and the queries that the adapter makes of them.
 
-The sources are `prometheus-adapter@pkg/config/config.go` and `pkg/naming/metrics_query.go` (0.12).
+The sources are `prometheus-adapter@pkg/config/config.go` and `pkg/naming/{metric_namer,metrics_query}.go`
+(0.12).
 """
 
 import re
@@ -15,10 +16,24 @@ FIELDS = {"seriesQuery", "seriesFilters", "resources", "name", "metricsQuery"}
 """The fields of a rule. The adapter ignores others."""
 
 
-def read_rule() -> dict[str, Any]:
-    """Return the only rule of the values."""
-    (rule,) = yaml.safe_load(VALUES.read_text())["rules"]["custom"]
-    return rule
+def read_rules() -> dict[str, dict[str, Any]]:
+    """Return the rules by the names of their metrics."""
+    rules = yaml.safe_load(VALUES.read_text())["rules"]["custom"]
+    found = {metric_of(rule): rule for rule in rules}
+    assert len(found) == len(rules)
+    return found
+
+
+def series_of(rule: Mapping[str, Any]) -> str:
+    """Return the name of the series by which the adapter finds the metric."""
+    return rule["seriesQuery"].partition("{")[0]
+
+
+def metric_of(rule: Mapping[str, Any]) -> str:
+    """Return the name of the metric: `as`, which without `matches` replaces the name of any series."""
+    name = rule.get("name", {})
+    assert name.keys() <= {"as"}
+    return name.get("as", series_of(rule))
 
 
 def labels_of(rule: Mapping[str, Any]) -> dict[str, str]:

@@ -33,6 +33,7 @@ COMPONENTS: dict[str, dict[str, Any]] = {
     "external-metrics": {"scaling": {"by": "hpa", "caBundle": CA_BUNDLE}},
     "service-monitor": {"serviceMonitor": {"enabled": True}},
     "server-metrics": {"server": {"autoscaling": {"by": "requests"}}},
+    "server-busy-share": {"server": {"autoscaling": {"by": "busy"}}},
 }
 """The values of the chart that mean the same as each component."""
 VALUES: dict[str, dict[str, Any]] = {
@@ -204,6 +205,8 @@ def test_names_are_those_of_the_release():
         ({"server": {"autoscaling": {"by": "gpu"}}}, "by"),
         ({"server": {"autoscaling": {"minReplicas": 0}}}, "minReplicas"),
         ({"server": {"autoscaling": {"inFlightRequests": 0}}}, "inFlightRequests"),
+        ({"server": {"autoscaling": {"busyShare": 0}}}, "busyShare"),
+        ({"server": {"autoscaling": {"busyShare": 1}}}, "busyShare"),
         ({"worker": {"options": {"--queue": "a"}}}, "queue"),
         ({"models": []}, "models"),
         ({"worker": {"options": {"drain-grace-s": "1m"}}}, "drain-grace-s"),
@@ -435,6 +438,19 @@ def test_other_autoscalers_have_the_range_of_the_workers():
                     "target": {"type": "AverageValue", "averageValue": "5"},
                 },
             },
+        ),
+        *(
+            (
+                {"by": "busy", **share},
+                {
+                    "type": "Pods",
+                    "pods": {
+                        "metric": {"name": "headrace_busy_share"},
+                        "target": {"type": "AverageValue", "averageValue": target},
+                    },
+                },
+            )
+            for share, target in (({}, "700m"), ({"busyShare": 0.29}, "290m"))
         ),
     ],
 )

@@ -1,5 +1,6 @@
-"""The rule for Prometheus Adapter fits the chart, the metrics of headrace, and Prometheus."""
+"""The rules for Prometheus Adapter fit the chart, the metrics of headrace, and Prometheus."""
 
+import re
 import shutil
 import subprocess
 
@@ -7,46 +8,68 @@ import pytest
 import yaml
 
 from deploy.manifests import charted, one, pods_of
-from deploy.prometheus_adapter import FIELDS, labels_of, query_of, read_rule
+from deploy.prometheus_adapter import FIELDS, labels_of, query_of, read_rules, series_of
 from headrace.server.jobs.metrics import LEDGER_FAMILIES, PROCESS_FAMILIES, WORKER_FAMILIES
 from headrace.server.metrics import FAMILIES
 
 pytestmark = pytest.mark.slow
 
-METRIC = "headrace_in_flight_requests"
+REQUESTS = "headrace_in_flight_requests"
+BUSY = "headrace_busy_share"
+METRICS = {"requests": REQUESTS, "busy": BUSY}
+"""The metrics by the values of `server.autoscaling.by`."""
+KINDS = {
+    REQUESTS: {REQUESTS: "gauge"},
+    BUSY: {"headrace_busy_seconds_total": "counter", "headrace_instances": "gauge"},
+}
+"""The kinds of the series in the query of each metric."""
+
+
+def manifests_by(by):
+    pytest.importorskip("helm_python")
+    return charted({"server": {"autoscaling": {"by": by}}, "serviceMonitor": {"enabled": True}})
 
 
 @pytest.fixture
 def manifests():
-    pytest.importorskip("helm_python")
-    return charted({"server": {"autoscaling": {"by": "requests"}}, "serviceMonitor": {"enabled": True}})
+    return manifests_by("requests")
 
 
-def test_rule_serves_the_metric_of_the_chart_under_its_name(manifests):
-    rule = read_rule()
-    assert rule.keys() <= FIELDS
-    assert "name" not in rule
-    series, _, _ = rule["seriesQuery"].partition("{")
-    (family,) = (each for each in FAMILIES if each.name == series)
-    assert family.kind == "gauge"
-    hpa = one(manifests, "HorizontalPodAutoscaler", "headrace-server")
-    assert hpa["spec"]["metrics"][0]["pods"]["metric"] == {"name": series}
+def test_rules_serve_the_metrics_of_the_chart():
+    assert read_rules().keys() == set(METRICS.values())
+    for by, metric in METRICS.items():
+        hpa = one(manifests_by(by), "HorizontalPodAutoscaler", "headrace-server")
+        assert hpa["spec"]["metrics"][0]["pods"]["metric"] == {"name": metric}
 
 
-def test_labels_of_the_scrape_are_those_of_the_rule(manifests):
+def test_queries_read_the_metrics_of_headrace():
+    families = {family.name: family for family in FAMILIES}
+    for metric, rule in read_rules().items():
+        assert rule.keys() <= FIELDS
+        # The series by which the adapter finds the metric is not repeated in the query.
+        series = {series_of(rule), *re.findall(r"\bheadrace_\w+", rule["metricsQuery"])}
+        assert {name: families[name].kind for name in series} == KINDS[metric]
+        # Prometheus divides series with equal labels only.
+        assert len({families[name].labels for name in series}) == 1
+        # No other metric has the name that a rule gives.
+        assert metric == series_of(rule) or metric not in families
+
+
+def test_labels_of_the_scrape_are_those_of_the_rules(manifests):
     """The Prometheus operator adds `namespace` and `pod` to each target, unless a monitor says otherwise."""
-    labels = labels_of(read_rule())
-    assert labels == {"namespace": "namespace", "pod": "pod"}
+    for rule in read_rules().values():
+        assert labels_of(rule) == {"namespace": "namespace", "pod": "pod"}
     # Prometheus would rename a label of headrace with one of these names.
     families = (*FAMILIES, *LEDGER_FAMILIES, *PROCESS_FAMILIES, *WORKER_FAMILIES)
-    assert not {label for family in families for label in family.labels} & set(labels.values())
+    assert not {label for family in families for label in family.labels} & {"namespace", "pod"}
     (endpoint,) = one(manifests, "ServiceMonitor", "headrace")["spec"]["endpoints"]
     assert not {"honorLabels", "relabelings", "metricRelabelings"} & endpoint.keys()
 
 
-def test_average_of_a_minute_has_two_samples(manifests):
+def test_minute_of_the_rules_has_two_samples(manifests):
     (endpoint,) = one(manifests, "ServiceMonitor", "headrace")["spec"]["endpoints"]
-    assert "[1m]" in read_rule()["metricsQuery"]
+    for rule in read_rules().values():
+        assert re.findall(r"\[(\w+)\]", rule["metricsQuery"]) == ["1m"]
     assert endpoint["interval"] == "30s"
 
 
@@ -64,31 +87,59 @@ def test_pod_of_the_server_is_scraped_once(manifests):
     assert monitor["endpoints"][0]["port"] in [port["name"] for port in service["spec"]["ports"]]
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")
-def test_query_sums_the_models_of_each_pod_over_a_minute(tmp_path):
-    def series(pod, model, values, namespace="ml"):
-        labels = f'namespace="{namespace}",pod="{pod}",model="{model}",version="1"'
-        return {"series": f"{METRIC}{{{labels}}}", "values": values}
+def series(name, pod, model, values, namespace="ml"):
+    labels = f'namespace="{namespace}",pod="{pod}",model="{model}",version="1"'
+    return {"series": f"{name}{{{labels}}}", "values": values}
 
+
+IN_FLIGHT = [
+    series(REQUESTS, "a", "m", "4x9"),
+    series(REQUESTS, "a", "n", "0 0 40 0 0 0"),
+    series(REQUESTS, "b", "m", "2x9"),
+    series(REQUESTS, "c", "m", "9x9"),
+    series(REQUESTS, "a", "m", "9x9", namespace="other"),
+]
+BUSY_SECONDS = [
+    each
+    for pod, model, instances, values, namespace in (
+        ("a", "m", 2, "100+18x9", "ml"),
+        ("a", "n", 1, "0+3x9", "ml"),
+        # A model that is loaded again counts from zero.
+        ("b", "m", 1, "700 703 3 6 9 12", "ml"),
+        ("c", "m", 1, "0+15x9", "ml"),
+        ("a", "m", 1, "0+15x9", "other"),
+    )
+    for each in (
+        series("headrace_busy_seconds_total", pod, model, values, namespace),
+        series("headrace_instances", pod, model, f"{instances}x9", namespace),
+    )
+]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")
+@pytest.mark.parametrize(
+    ("metric", "samples", "expected"),
+    [
+        # The sum of the models. Four samples are in the minute before.
+        (REQUESTS, IN_FLIGHT, {"a": 4 + 40 / 4, "b": 2}),
+        # The largest of the models, for each instance: 18 s and 3 s of 15 s.
+        (BUSY, BUSY_SECONDS, {"a": 18 / 15 / 2, "b": 3 / 15}),
+    ],
+    ids=METRICS.keys(),
+)
+def test_query_joins_the_models_of_each_pod_over_a_minute(tmp_path, metric, samples, expected):
+    rule = read_rules()[metric]
     document = {
         "tests": [
             {
                 "interval": "15s",
-                "input_series": [
-                    series("a", "m", "4x9"),
-                    series("a", "n", "0 0 40 0 0 0"),
-                    series("b", "m", "2x9"),
-                    series("c", "m", "9x9"),
-                    series("a", "m", "9x9", namespace="other"),
-                ],
+                "input_series": samples,
                 "promql_expr_test": [
                     {
-                        "expr": query_of(read_rule(), METRIC, "ml", pods),
-                        # Four samples are in the minute before.
+                        "expr": f"round({query_of(rule, series_of(rule), 'ml', pods)}, 0.001)",
                         "eval_time": "70s",
                         "exp_samples": [
-                            {"labels": f'{{pod="{pod}"}}', "value": {"a": 4 + 40 / 4, "b": 2}[pod]}
-                            for pod in pods
+                            {"labels": f'{{pod="{pod}"}}', "value": round(expected[pod], 3)} for pod in pods
                         ],
                     }
                     for pods in (["a", "b"], ["b"])
