@@ -66,7 +66,7 @@ class HorizontalPodAutoscaler:
         removals = spec["behavior"]["scaleDown"]
         policies = (RatePolicy(p["type"], p["value"], p["periodSeconds"]) for p in removals["policies"])
         down = DirectionRules(removals["stabilizationWindowSeconds"], tuple(policies))
-        target = float(metric["pods"]["target"]["averageValue"])
+        target = _quantity(metric["pods"]["target"]["averageValue"])
         return cls(spec["minReplicas"], spec["maxReplicas"], target, down=down)
 
     def sync(self, now_s: float, replicas: int, metric: float | None, *, ready: int | None = None) -> int:
@@ -138,6 +138,11 @@ def sum_of_pods(values: Sequence[float | None], target: float) -> float | None:
     at_target = target * (len(values) - len(known))
     excess = sum(known) - target * len(known)
     return sum(known) + (at_target if excess <= 0 else max(0.0, at_target - excess))
+
+
+def _quantity(text: str) -> float:
+    """Return the number of a quantity of Kubernetes, such as ``32`` or ``700m``."""
+    return float(text[:-1]) / 1000 if text.endswith("m") else float(text)
 
 
 def _raised(policy: RatePolicy, pods: int) -> int:

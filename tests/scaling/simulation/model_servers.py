@@ -1,4 +1,4 @@
-"""Pods of a model server in virtual time, which an HPA scales by their requests in flight.
+"""Pods of a model server in virtual time, which an HPA scales by a rule of Prometheus Adapter.
 
 Everything is deterministic for a seed.
 """
@@ -13,7 +13,7 @@ TICK_S = 0.05
 SCRAPE_S = 30.0
 """`serviceMonitor.interval` of the chart."""
 AVERAGE_S = 60.0
-"""The range of the rule of Prometheus Adapter."""
+"""The range of the rules of Prometheus Adapter."""
 
 
 @dataclass(frozen=True)
@@ -24,32 +24,60 @@ class SimulatedModel:
     call_s: Callable[[int], float]
 
 
+@dataclass(frozen=True)
+class Sample:
+    """The values of a scrape: the requests in flight, and the seconds of all calls that have ended."""
+
+    at_s: float
+    in_flight: int
+    busy_s: float
+
+
 @dataclass
 class ModelPod:
-    """A pod: its requests of one row, and its scraped samples with their times."""
+    """A pod: its requests of one row, and its samples."""
 
     ready_s: float
     waiting: int = 0
     running: int = 0
+    call_s: float = 0.0
     free_s: float = 0.0
-    samples: list[tuple[float, int]] = field(default_factory=list)
+    busy_s: float = 0.0
+    samples: list[Sample] = field(default_factory=list)
 
     def work(self, now_s: float, model: SimulatedModel) -> None:
-        """End a call that is over, and begin the next."""
-        if now_s >= self.free_s:
-            self.running = min(self.waiting, model.rows_max)
-            self.waiting -= self.running
-            self.free_s = now_s + model.call_s(self.running) if self.running else 0.0
+        """End the calls that are over, and begin the next."""
+        while self.running and now_s >= self.free_s:
+            # As in headrace, a call counts when it ends.
+            self.busy_s += self.call_s
+            self._begin(self.free_s, model)
+        if not self.running:
+            self._begin(now_s, model)
+
+    def _begin(self, at_s: float, model: SimulatedModel) -> None:
+        self.running = min(self.waiting, model.rows_max)
+        self.waiting -= self.running
+        self.call_s = model.call_s(self.running)
+        self.free_s = at_s + self.call_s
 
     def scrape(self, now_s: float) -> None:
-        """Add a sample, and forget those that no average needs any more."""
-        self.samples = [each for each in self.samples if each[0] > now_s - AVERAGE_S]
-        self.samples.append((now_s, self.waiting + self.running))
+        """Add a sample, and forget those that no rule needs any more."""
+        self.samples = [*self._recent(now_s), Sample(now_s, self.waiting + self.running, self.busy_s)]
 
-    def average(self, now_s: float) -> float | None:
+    def in_flight_requests(self, now_s: float) -> float | None:
         """Return the average of the rule; None without a sample."""
-        values = [value for at_s, value in self.samples if at_s > now_s - AVERAGE_S]
+        values = [sample.in_flight for sample in self._recent(now_s)]
         return sum(values) / len(values) if values else None
+
+    def busy_share(self, now_s: float) -> float | None:
+        """Return the rate of the rule; None with fewer than two samples."""
+        recent = self._recent(now_s)
+        if len(recent) < 2:
+            return None
+        return (recent[-1].busy_s - recent[0].busy_s) / (recent[-1].at_s - recent[0].at_s)
+
+    def _recent(self, now_s: float) -> list[Sample]:
+        return [sample for sample in self.samples if sample.at_s > now_s - AVERAGE_S]
 
 
 class ModelServers:
@@ -59,6 +87,7 @@ class ModelServers:
         hpa: The autoscaler.
         model: The model of each pod.
         requests_per_s: The requests of all clients by the time in seconds.
+        metric: The metric of a pod at a time.
         replicas: The pods at the beginning, which are ready.
         startup_s: Seconds from the creation of a pod until it is ready.
         seed: The seed of the choices among pods.
@@ -70,12 +99,13 @@ class ModelServers:
         model: SimulatedModel,
         requests_per_s: Callable[[float], float],
         *,
+        metric: Callable[[ModelPod, float], float | None] = ModelPod.in_flight_requests,
         replicas: int,
         startup_s: float = 90.0,
         seed: int = 1,
     ) -> None:
         self._hpa, self._model, self._requests_per_s = hpa, model, requests_per_s
-        self._startup_s = startup_s
+        self._metric, self._startup_s = metric, startup_s
         self._random = random.Random(seed)
         self._pods = [ModelPod(0.0) for _ in range(replicas)]
         self._owed = 0.0
@@ -117,7 +147,7 @@ class ModelServers:
                 self._scale(now_s)
 
     def _scale(self, now_s: float) -> None:
-        metric = sum_of_pods([pod.average(now_s) for pod in self._pods], self._hpa.target)
+        metric = sum_of_pods([self._metric(pod, now_s) for pod in self._pods], self._hpa.target)
         wanted = self._hpa.sync(now_s, self.replicas, metric)
         if wanted != self.replicas:
             added = wanted - self.replicas

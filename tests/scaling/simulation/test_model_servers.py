@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from math import ceil
 
 import pytest
 
 from deploy.manifests import charted, one
 from scaling.simulation.autoscalers import DOWN, HorizontalPodAutoscaler
-from scaling.simulation.model_servers import SCRAPE_S, ModelServers, SimulatedModel
+from scaling.simulation.model_servers import SCRAPE_S, ModelPod, ModelServers, SimulatedModel
 
 pytest.importorskip("helm_python")
 pytestmark = pytest.mark.slow
@@ -17,14 +18,24 @@ BATCHES = SimulatedModel(32, lambda _: 0.85)
 FULL_PER_S = 21 / 0.85
 """Requests each second with which 32 are in flight: 21 run, and half as many wait for the next call."""
 ROW_BY_ROW = SimulatedModel(32, lambda rows: 0.05 * rows)
+ONE_ROW = SimulatedModel(1, lambda _: 2.0)
 HOUR_S = 3600.0
 SETTLED_S = 2400.0
 
 
+def hpa_by(metric):
+    manifests = charted({"server": {"autoscaling": {"by": metric}}})
+    return HorizontalPodAutoscaler.from_manifest(one(manifests, "HorizontalPodAutoscaler", "headrace-server"))
+
+
 @pytest.fixture
 def hpa():
-    manifests = charted({"server": {"autoscaling": {"by": "requests"}}})
-    return HorizontalPodAutoscaler.from_manifest(one(manifests, "HorizontalPodAutoscaler", "headrace-server"))
+    return hpa_by("requests")
+
+
+def servers_by_busy_share(model, requests_per_s, *, replicas):
+    metric = ModelPod.busy_share
+    return ModelServers(hpa_by("busy"), model, requests_per_s, metric=metric, replicas=replicas)
 
 
 @pytest.mark.parametrize("pods", [1.5, 3.3, 4.6, 5.2])
@@ -76,3 +87,43 @@ def test_model_whose_time_grows_with_its_rows_needs_another_metric(hpa):
     servers = ModelServers(hpa, ROW_BY_ROW, lambda _: 3.3 * 17, replicas=8)
     servers.run_until(3 * HOUR_S)
     assert servers.changes(SETTLED_S) > 10
+
+
+@pytest.mark.parametrize("model", [ROW_BY_ROW, ONE_ROW], ids=["time grows with rows", "one row a call"])
+@pytest.mark.parametrize("busy", [1.1, 2.3, 3.3, 4.6])
+@pytest.mark.parametrize("replicas", [2, 8])
+def test_busy_share_settles_without_batches(model, busy, replicas):
+    servers = servers_by_busy_share(model, lambda _: busy / model.call_s(1), replicas=replicas)
+    servers.run_until(SETTLED_S)
+    assert servers.replicas == ceil(busy / 0.7)
+    servers.run_until(3 * HOUR_S)
+    assert servers.changes(SETTLED_S) == 0
+
+
+def test_busy_share_adds_less_than_half_of_the_pods_at_once():
+    """The share of a pod is never above 1, however many requests wait."""
+
+    def requests_per_s(now_s):
+        return (0.7 if now_s < HOUR_S else 4.6) / ROW_BY_ROW.call_s(1)
+
+    servers = servers_by_busy_share(ROW_BY_ROW, requests_per_s, replicas=2)
+    servers.run_until(HOUR_S + 300)
+    assert [pods for _, pods in servers.sizes] == [2, 3, 5, 7]
+
+
+def test_busy_share_adds_pods_to_a_model_that_batches_at_a_low_load(hpa):
+    """Calls of a few rows keep the instances as busy as full ones."""
+    load = 0.5 * FULL_PER_S
+    by_busy_share = servers_by_busy_share(BATCHES, lambda _: load, replicas=2)
+    by_requests = ModelServers(hpa, BATCHES, lambda _: load, replicas=2)
+    for servers in (by_busy_share, by_requests):
+        servers.run_until(HOUR_S)
+    assert (by_busy_share.replicas, by_requests.replicas) == (hpa.most, hpa.least)
+
+
+@pytest.mark.parametrize("call_s", [20.0, 90.0])
+def test_busy_share_of_long_calls_never_settles(call_s):
+    """A call counts when it ends: a minute has none of them, or more than fit into it."""
+    servers = servers_by_busy_share(SimulatedModel(1, lambda _: call_s), lambda _: 2.3 / call_s, replicas=4)
+    servers.run_until(3 * HOUR_S)
+    assert servers.changes(SETTLED_S) > 5
