@@ -217,7 +217,7 @@ def test_requests_in_flight_add_pods_and_idle_ones_go(tmp_path):
             replicas = hpa.sync(0.0, LEAST, sum_of_pods(list(busy.values()), TARGET))
         assert replicas == 4
         released_s = time.time()
-        # The calls ended in the middle of this minute. Its samples of some seconds make the rate exact enough.
+        # The calls ended in the middle of this minute. Samples of some seconds make the rate exact enough.
         shares = pytest.approx(servers.busy_shares(), rel=0.05)
         prometheus.wait_for(BUSY, shares, released_s + AVERAGE_S / 2)
         idle = dict.fromkeys(PODS, 0.0)
