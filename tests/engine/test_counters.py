@@ -114,3 +114,14 @@ def test_snapshot_is_immutable():
     before = counter.snapshot()
     counter.add(9)
     assert before == Histogram.empty((1,))
+
+
+def test_busy_time_includes_the_call_in_progress_and_never_falls():
+    counters = EngineCounters()
+    assert counters.busy_until(9.0) == 0.0
+    counters.busy_s, counters.running_call = 2.0, (2.0, 10.0)
+    assert counters.busy_until(13.0) == 5.0
+    counters.busy_s, counters.running_call = 4.5, None
+    assert counters.busy_until(14.0) == 5.0
+    counters.busy_s = 7.0
+    assert counters.busy_until(20.0) == 7.0

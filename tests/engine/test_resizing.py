@@ -20,6 +20,7 @@ from headrace.engine import Engine
 from headrace.engine.backend import CallInputs
 from headrace.engine.settings import ServeSettings
 from headrace.engine.streams import StreamCall
+from headrace.testing import ManualClock
 
 ISOLATIONS = ("thread", pytest.param("process", marks=pytest.mark.slow))
 
@@ -121,6 +122,19 @@ def test_removed_instance_ends_its_call_and_closes_its_model():
         assert (figures.success.count, figures.rows, figures.instances) == (3, 3, 1)
         assert values(engine.submit(request(rows(4))).result(WAIT_S)) == [8.0]
         assert engine.alive
+
+
+def test_calls_in_progress_count_as_busy_time():
+    gates = Gates()
+    clock = ManualClock()
+    with gated(gates, instances=2, clock=clock) as engine:
+        sent = [engine.submit(request(rows(value))) for value in (1, 2)]
+        gates.wait_for_calls(2)
+        clock.advance(3.0)
+        assert engine.model_statistics().busy_s == 6.0
+        gates.gate.set()
+        results(sent)
+        assert engine.model_statistics().busy_s == 6.0
 
 
 def test_waiting_requests_of_removed_instances_are_done_by_others():

@@ -161,7 +161,7 @@ class ModelStatistics:
     restarts: int = 0
     """Number of instances that died and were restarted."""
     busy_s: float = 0.0
-    """Time of model calls, summed over the instances."""
+    """Time of model calls, summed over the instances; calls in progress count so far."""
     uptime_s: float = 0.0
     """Time since the model was ready."""
     sequences: SequenceStatistics | None = None

@@ -158,6 +158,7 @@ class BatchLoop:
             self._taken = _NOTHING
             return False
         began_s = self._clock.now()
+        counters.running_call = counters.busy_s, began_s
         try:
             if committer.make_items is not None and self._queue.schedule.is_full(self._instance):
                 self._next_batch = self._side_thread.submit(self._prepare_ahead, committer.make_items)
@@ -165,6 +166,7 @@ class BatchLoop:
         finally:
             counters.ended_s = ended_s = self._clock.now()
             counters.busy_s += ended_s - began_s
+            counters.running_call = None
         reason = taken.reason
         counters.close_reasons[reason] = counters.close_reasons.get(reason, 0) + 1
         if self._committing is not None:

@@ -98,6 +98,9 @@ class EngineCounters:
         self.error_rows = 0
         self.retries = 0
         self.busy_s = 0.0
+        self.running_call: tuple[float, float] | None = None
+        """`busy_s` before the call in progress, and its begin; None without one."""
+        self._reported_busy_s = 0.0
         self.starved_s = 0.0
         self.ended_s: float | None = None
         """Time at which the last request ended."""
@@ -118,6 +121,14 @@ class EngineCounters:
         self.streams = 0
         self.stream_items = 0
         self.restarts = 0
+
+    def busy_until(self, now: float) -> float:
+        """Return the busy time with that of the call in progress. It never falls. Any thread."""
+        running = self.running_call
+        busy_s = self.busy_s if running is None else running[0] + now - running[1]
+        # The end of a call may lie before `now`.
+        self._reported_busy_s = max(self._reported_busy_s, busy_s)
+        return self._reported_busy_s
 
     def record_call(self, rows: int, called: CallResult) -> None:
         """Count one call of the model that returned."""

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Final
 
@@ -300,7 +301,8 @@ class EngineSession:
             open_streams=sum(len(s.streams) for s in self.slots),
             sequences=None if self.sequences is None else self.sequences.statistics(),
         )
-        return sum_counters([*(s.counters for s in self.slots), self.counters], base)
+        summed = sum_counters([*(s.counters for s in self.slots), self.counters], base)
+        return replace(summed, busy_s=sum(s.counters.busy_until(now) for s in self.slots))
 
     # Streams
 
