@@ -205,8 +205,8 @@ def test_names_are_those_of_the_release():
         ({"server": {"autoscaling": {"by": "gpu"}}}, "by"),
         ({"server": {"autoscaling": {"minReplicas": 0}}}, "minReplicas"),
         ({"server": {"autoscaling": {"inFlightRequests": 0}}}, "inFlightRequests"),
-        ({"server": {"autoscaling": {"busyShare": 0}}}, "busyShare"),
-        ({"server": {"autoscaling": {"busyShare": 1}}}, "busyShare"),
+        ({"server": {"autoscaling": {"busyPercent": 0}}}, "busyPercent"),
+        ({"server": {"autoscaling": {"busyPercent": 100}}}, "busyPercent"),
         ({"worker": {"options": {"--queue": "a"}}}, "queue"),
         ({"models": []}, "models"),
         ({"worker": {"options": {"drain-grace-s": "1m"}}}, "drain-grace-s"),
@@ -441,7 +441,7 @@ def test_other_autoscalers_have_the_range_of_the_workers():
         ),
         *(
             (
-                {"by": "busy", **share},
+                {"by": "busy", **percent},
                 {
                     "type": "Pods",
                     "pods": {
@@ -450,7 +450,7 @@ def test_other_autoscalers_have_the_range_of_the_workers():
                     },
                 },
             )
-            for share, target in (({}, "700m"), ({"busyShare": 0.29}, "290m"))
+            for percent, target in (({}, "700m"), ({"busyPercent": 5}, "50m"))
         ),
     ],
 )
