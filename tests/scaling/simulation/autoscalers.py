@@ -60,13 +60,19 @@ class HorizontalPodAutoscaler:
 
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> Self:
-        """Return the HPA of a manifest with one metric of Pods and rules for removals."""
+        """Return the HPA of a manifest with one metric, of Pods or the CPU, and rules for removals.
+
+        The target of the CPU is a share of the request.
+        """
         spec = manifest["spec"]
         (metric,) = spec["metrics"]
         removals = spec["behavior"]["scaleDown"]
         policies = (RatePolicy(p["type"], p["value"], p["periodSeconds"]) for p in removals["policies"])
         down = DirectionRules(removals["stabilizationWindowSeconds"], tuple(policies))
-        target = _quantity(metric["pods"]["target"]["averageValue"])
+        if metric["type"] == "Pods":
+            target = _quantity(metric["pods"]["target"]["averageValue"])
+        else:
+            target = metric["resource"]["target"]["averageUtilization"] / 100
         return cls(spec["minReplicas"], spec["maxReplicas"], target, down=down)
 
     def sync(self, now_s: float, replicas: int, metric: float | None, *, ready: int | None = None) -> int:

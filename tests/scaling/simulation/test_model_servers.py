@@ -18,13 +18,23 @@ BATCHES = SimulatedModel(32, lambda _: 0.85)
 FULL_PER_S = 21 / 0.85
 """Requests each second with which 32 are in flight: 21 run, and half as many wait for the next call."""
 ROW_BY_ROW = SimulatedModel(32, lambda rows: 0.05 * rows)
+BUSY_PER_S = 1 / ROW_BY_ROW.call_s(1)
+"""Requests each second that keep one instance busy."""
 ONE_ROW = SimulatedModel(1, lambda _: 2.0)
 HOUR_S = 3600.0
 SETTLED_S = 2400.0
 
 
-def hpa_by(metric):
-    manifests = charted({"server": {"autoscaling": {"by": metric}}})
+METRICS = {
+    "cpu": ModelPod.cpu_share,
+    "requests": ModelPod.in_flight_requests,
+    "busy": ModelPod.busy_share,
+}
+"""The metrics by the values of `server.autoscaling.by`."""
+
+
+def hpa_by(metric, **values):
+    manifests = charted({"server": {"autoscaling": {"by": metric, **values}}})
     return HorizontalPodAutoscaler.from_manifest(one(manifests, "HorizontalPodAutoscaler", "headrace-server"))
 
 
@@ -34,8 +44,7 @@ def hpa():
 
 
 def servers_by_busy_share(model, requests_per_s, *, replicas):
-    metric = ModelPod.busy_share
-    return ModelServers(hpa_by("busy"), model, requests_per_s, metric=metric, replicas=replicas)
+    return ModelServers(hpa_by("busy"), model, requests_per_s, metric=METRICS["busy"], replicas=replicas)
 
 
 @pytest.mark.parametrize("pods", [1.5, 3.3, 4.6, 5.2])
@@ -100,15 +109,32 @@ def test_busy_share_settles_without_batches(model, busy, replicas):
     assert servers.changes(SETTLED_S) == 0
 
 
+@pytest.mark.parametrize(("call_s", "spare"), [(5.0, 1), (20.0, 2), (90.0, 3)])
+@pytest.mark.parametrize("busy", [1.1, 2.3, 3.3])
+def test_busy_share_of_long_calls_changes_by_few_pods(call_s, spare, busy):
+    """Few calls run between two samples, so the load of a pod changes by chance."""
+    servers = servers_by_busy_share(SimulatedModel(1, lambda _: call_s), lambda _: busy / call_s, replicas=4)
+    servers.run_until(SETTLED_S)
+    settled = [servers.replicas]
+    servers.run_until(3 * HOUR_S)
+    settled += [pods for at_s, pods in servers.sizes if at_s >= SETTLED_S]
+    needed = ceil(busy / 0.7)
+    assert needed <= min(settled) <= max(settled) <= needed + spare
+    assert servers.changes(SETTLED_S) <= 6 * (3 - SETTLED_S / HOUR_S)
+
+
 def test_busy_share_adds_less_than_half_of_the_pods_at_once():
     """The share of a pod is never above 1, however many requests wait."""
 
     def requests_per_s(now_s):
-        return (0.7 if now_s < HOUR_S else 4.6) / ROW_BY_ROW.call_s(1)
+        return (0.7 if now_s < HOUR_S else 4.6) * BUSY_PER_S
 
     servers = servers_by_busy_share(ROW_BY_ROW, requests_per_s, replicas=2)
     servers.run_until(HOUR_S + 300)
-    assert [pods for _, pods in servers.sizes] == [2, 3, 5, 7]
+    sizes = [pods for _, pods in servers.sizes]
+    assert sizes[:3] == [2, 3, 5]
+    assert sizes[-1] >= 7
+    assert all(more <= ceil(pods / 0.7) for pods, more in pairwise(sizes))
 
 
 def test_busy_share_adds_pods_to_a_model_that_batches_at_a_low_load(hpa):
@@ -121,9 +147,46 @@ def test_busy_share_adds_pods_to_a_model_that_batches_at_a_low_load(hpa):
     assert (by_busy_share.replicas, by_requests.replicas) == (hpa.most, hpa.least)
 
 
-@pytest.mark.parametrize("call_s", [20.0, 90.0])
-def test_busy_share_of_long_calls_never_settles(call_s):
-    """A call counts when it ends: a minute has none of them, or more than fit into it."""
-    servers = servers_by_busy_share(SimulatedModel(1, lambda _: call_s), lambda _: 2.3 / call_s, replicas=4)
+# Ranges of instances
+
+
+def servers_with_ranges(by, model, requests_per_s):
+    """Return servers whose pods have one to four instances, and the CPUs of four."""
+    return ModelServers(
+        hpa_by(by, inFlightRequests=4 * 32),
+        model,
+        lambda _: requests_per_s,
+        metric=METRICS[by],
+        replicas=2,
+        instances_max=4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("by", "model", "requests_per_s", "replicas"),
+    [
+        ("cpu", ROW_BY_ROW, 7 * BUSY_PER_S, 3),
+        ("cpu", ROW_BY_ROW, 12 * BUSY_PER_S, 5),
+        ("requests", BATCHES, 7 * FULL_PER_S, 2),
+        ("requests", BATCHES, 12 * FULL_PER_S, 3),
+    ],
+)
+def test_pods_with_ranges_of_instances_settle(by, model, requests_per_s, replicas):
+    servers = servers_with_ranges(by, model, requests_per_s)
+    servers.run_until(SETTLED_S)
+    assert servers.replicas == replicas
+    servers.run_until(2 * HOUR_S)
+    assert servers.changes(SETTLED_S) == 0
+
+
+@pytest.mark.parametrize(("by", "size"), [("cpu", (2, 8)), ("busy", (6, 6))])
+def test_busy_share_adds_pods_in_place_of_instances(by, size):
+    servers = servers_with_ranges(by, ROW_BY_ROW, 4 * BUSY_PER_S)
+    servers.run_until(2 * HOUR_S)
+    assert (servers.replicas, servers.instances) == size
+
+
+def test_busy_share_of_ranges_of_instances_never_settles():
+    servers = servers_with_ranges("busy", ROW_BY_ROW, 12 * BUSY_PER_S)
     servers.run_until(3 * HOUR_S)
     assert servers.changes(SETTLED_S) > 5
