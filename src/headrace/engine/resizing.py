@@ -43,6 +43,11 @@ def _remove(session: EngineSession, count: int) -> None:
     """Remove the instances that are given up, then those of the last slots."""
     with session.changed:
         removed = sorted(session.members, key=lambda slot: (not slot.given_up, -slot.number))[:count]
+    _drain(session, removed)
+
+
+def _drain(session: EngineSession, removed: Sequence[InstanceSlot]) -> None:
+    with session.changed:
         for slot in removed:
             slot.is_member = False
     for slot in removed:
@@ -59,26 +64,24 @@ def _add(session: EngineSession, count: int, run: Callable[[InstanceSlot], None]
                 slot.is_member = True
                 count -= 1
         added = [_free_slot(session) for _ in range(count)]
-        _load(session, added, run)
+        error = _load(session, added, run)
+    if error is not None:
+        _drain(session, [slot for slot in added if slot.is_member])
+        raise error
     withdraw_inline(session)
-    with session.changed:
-        for slot in added:
-            slot.is_member = True
 
 
-def _load(session: EngineSession, added: Sequence[InstanceSlot], run: Callable[[InstanceSlot], None]) -> None:
-    """Start instances, and wait until all are ready. Raises the first error; then all of them end."""
+def _load(
+    session: EngineSession, added: Sequence[InstanceSlot], run: Callable[[InstanceSlot], None]
+) -> BaseException | None:
+    """Start instances, and wait until each is ready or has failed. Return the first error."""
     for slot in added:
         try:
             session.start_thread(slot, run)
         except RuntimeError as error:
             session.report_loaded(slot, error)
     session.changed.wait_for(lambda: all(slot.is_loaded for slot in added))
-    error = next((slot.load_error for slot in added if slot.load_error is not None), None)
-    if error is not None:
-        for slot in added:
-            session.queue.drain_instance(slot.number)
-        raise error
+    return next((slot.load_error for slot in added if slot.load_error is not None), None)
 
 
 def withdraw_inline(session: EngineSession) -> None:

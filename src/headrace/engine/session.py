@@ -218,7 +218,7 @@ class EngineSession:
         """Record that an instance is ready, or that it ended with the error of its load."""
         with self.changed:
             slot.load_error, slot.is_ended = error, error is not None
-            slot.is_loaded = True
+            slot.is_loaded, slot.is_member = True, error is None
             self.changed.notify_all()
 
     def report_ended(self, slot: InstanceSlot) -> None:
