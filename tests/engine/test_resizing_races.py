@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 from engine.process_models import Identity
-from engine.support import WAIT_S, no_leaks, serving
+from engine.support import WAIT_S, no_leaks, rows, serving, submit_and_wait, values
+from headrace.testing import ManualClock
 from servers import polling
 
 pytestmark = pytest.mark.timeout(120)
@@ -26,6 +27,11 @@ def wait_for(engine, holds):
     session = engine._session
     with session.changed:
         assert session.changed.wait_for(holds, WAIT_S)
+
+
+def wait_for_end(engine):
+    """Wait until no removed instance works any longer."""
+    wait_for(engine, lambda: engine.instance_counts()[2] == 0)
 
 
 class Resizing:
@@ -91,3 +97,83 @@ def test_added_instance_that_dies_while_others_load_is_restarted():
         resizing.end()
         assert engine.alive
         assert engine.instance_counts() == (3, 3, 0)
+
+
+# Deaths
+
+
+def kill_until_it_waits(engine, clock, number):
+    """Kill an instance until it waits before a restart."""
+    slot = engine._session.slots[number]
+    os.kill(slot.backend.pid, signal.SIGKILL)
+    polling.wait_until(lambda: slot.counters.restarts == 1 and slot.alive, timeout_s=WAIT_S)
+    os.kill(slot.backend.pid, signal.SIGKILL)
+    clock.wait_for_sleepers()
+    return slot
+
+
+@contextmanager
+def closing_waits(slot):
+    """Let the end of an instance wait until the block ends; yield the event of its begin."""
+    backend, begun, may_close = slot.backend, threading.Event(), threading.Event()
+    close = backend.close
+
+    def closed():
+        begun.set()
+        assert may_close.wait(WAIT_S)
+        close()
+
+    backend.close = closed
+    try:
+        yield begun
+    finally:
+        may_close.set()
+
+
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_instance_that_waits_for_its_restart_is_removed_first_and_at_once(number):
+    clock = ManualClock()
+    with serving(Identity, isolation="process", instances=2, clock=clock) as engine:
+        dead = kill_until_it_waits(engine, clock, number)
+        engine.set_instances(1)
+        assert [slot.is_member for slot in engine._session.slots] == [number == 1, number == 0]
+        assert engine.alive
+        wait_for_end(engine)
+        assert dead.counters.restarts == 1
+        assert values(submit_and_wait(engine, rows(2))) == [2.0]
+
+
+def test_removed_instance_that_is_not_restarted_cannot_be_kept():
+    clock = ManualClock()
+    with serving(Identity, isolation="process", instances=2, clock=clock) as engine:
+        dead = kill_until_it_waits(engine, clock, 1)
+        with closing_waits(dead) as closing:
+            engine.set_instances(1)
+            assert closing.wait(WAIT_S)
+            engine.set_instances(2)
+            assert engine.alive
+            assert engine.instance_counts() == (2, 2, 1)
+        wait_for_end(engine)
+        assert engine.instance_counts() == (2, 2, 0)
+
+
+def test_instance_that_is_kept_is_restarted():
+    """Its restart waits for the load of another instance, or for its delay."""
+    clock = ManualClock()
+    with serving(Identity, isolation="process", instances=2, clock=clock) as engine:
+        dead = kill_until_it_waits(engine, clock, 1)
+        restart, wanted = dead.backend.restart, threading.Event()
+
+        def waiting():
+            assert wanted.wait(WAIT_S)
+            restart()
+
+        dead.backend.restart = waiting
+        clock.advance(0.1)
+        engine.set_instances(1)
+        engine.set_instances(2)
+        wanted.set()
+        polling.wait_until(lambda: engine.alive, timeout_s=WAIT_S)
+        assert engine.instance_counts() == (2, 2, 0)
+        os.kill(dead.backend.pid, signal.SIGKILL)
+        clock.wait_for_sleepers()

@@ -37,6 +37,8 @@ class InstanceSlot:
         """Cancels the call in progress if no client wants it any more; called when a client has
         left.
         """
+        self.restart_now = threading.Event()
+        """Set by a removal and by a stop: a restart of the instance does not wait any longer."""
         self.is_loaded = False
         """True once the instance is ready, or has failed with `load_error`."""
         self.load_error: BaseException | None = None

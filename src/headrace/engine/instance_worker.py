@@ -260,19 +260,18 @@ class InstanceWorker:
 
         def is_wanted() -> bool:
             queue = session.queue
-            return (
-                slot.is_member
-                and not queue.dropped
-                and (not session.stop_requested.is_set() or queue.waiting()[0] > 0 or queue.held_requests > 0)
-            )
+            # The others do the work of a removed instance.
+            if queue.dropped or queue.end_drain(slot.number):
+                return False
+            return not session.stop_requested.is_set() or queue.waiting()[0] > 0 or queue.held_requests > 0
 
         self._close_inline()
         session.inline = None
         # The others do the work of a removed instance.
-        if not slot.is_member or not self._can_be_replaced():
+        if session.queue.end_drain(slot.number) or not self._can_be_replaced():
             return False
         try:
-            self._restarts.restart(session.stop_requested, is_wanted)
+            self._restarts.restart(slot.restart_now, is_wanted)
         except StoppedError:
             return False
         except BaseException as error:  # noqa: BLE001 - any error gives up the instance

@@ -535,6 +535,14 @@ class RequestQueue:
             self.schedule.add_instance(instance)
             return True
 
+    def end_drain(self, instance: int) -> bool:
+        """Return True if an instance is removed. It takes no further batch then, and cannot be kept."""
+        with self.lock:
+            is_removed = instance in self._draining
+            if is_removed:
+                self._draining[instance] = True
+            return is_removed
+
     # Closing
 
     def close(self) -> None:

@@ -40,9 +40,13 @@ def _check_running(session: EngineSession) -> None:
 
 
 def _remove(session: EngineSession, count: int) -> None:
-    """Remove the instances that are given up, then those of the last slots."""
+    """Remove the instances that are given up, then those that restart, then those of the last slots."""
+
+    def order(slot: InstanceSlot) -> tuple[bool, bool, int]:
+        return not slot.given_up, slot.alive, -slot.number
+
     with session.changed:
-        removed = sorted(session.members, key=lambda slot: (not slot.given_up, -slot.number))[:count]
+        removed = sorted(session.members, key=order)[:count]
     _drain(session, removed)
 
 
@@ -52,6 +56,7 @@ def _drain(session: EngineSession, removed: Sequence[InstanceSlot]) -> None:
             slot.is_member = False
     for slot in removed:
         session.queue.drain_instance(slot.number)
+        slot.restart_now.set()
 
 
 def _add(session: EngineSession, count: int, run: Callable[[InstanceSlot], None]) -> None:
@@ -62,6 +67,7 @@ def _add(session: EngineSession, count: int, run: Callable[[InstanceSlot], None]
             # An instance that drains is loaded already.
             if count and slot.is_draining and session.queue.keep_instance(slot.number):
                 slot.is_member = True
+                slot.restart_now.clear()
                 count -= 1
         added = [_free_slot(session) for _ in range(count)]
         error = _load(session, added, run)

@@ -97,7 +97,7 @@ class EngineSession:
         self.inline: InlineCaller | None = None
         """The caller of the one instance that is called on the client's thread."""
         self.stop_requested = threading.Event()
-        """Set by a stop: restarts of instances do not wait any longer."""
+        """Set by a stop: background work and removed instances do not wait any longer."""
         self.lost_reason: str | None = None
         """The reason why no instance is left: all died and none could be restarted."""
         self.last_death: InstanceDeath | None = None
@@ -349,6 +349,8 @@ class EngineSession:
         else:
             self.abort()
         self.stop_requested.set()
+        for slot in self.slots:
+            slot.restart_now.set()
         self.join_threads()
         self.close_store()
         self.set_state(SessionState.STOPPED)
