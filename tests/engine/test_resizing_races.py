@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from engine.process_models import Identity
+from engine.sequences.models import Adding, more, start, submit_result
 from engine.support import WAIT_S, no_leaks, rows, serving, submit_and_wait, values
 from headrace.testing import ManualClock
 from servers import polling
@@ -177,3 +178,84 @@ def test_instance_that_is_kept_is_restarted():
         assert engine.instance_counts() == (2, 2, 0)
         os.kill(dead.backend.pid, signal.SIGKILL)
         clock.wait_for_sleepers()
+
+
+# Sequences
+
+
+class GatedAdding(Adding):
+    """Waits in each step of 9.0 until the test opens its gate. Instances share `ended`."""
+
+    def __init__(self, stepping, gates, ended):
+        super().__init__()
+        self.stepping_gated, self.gates, self.ended = stepping, gates, ended
+
+    def step(self, states, x):
+        if 9.0 in x:
+            self.stepping_gated.release()
+            assert self.gates.acquire(timeout=WAIT_S)
+        return super().step(states, x)
+
+
+class Gates:
+    """The gates and the ended sequences of all instances of `GatedAdding`."""
+
+    def __init__(self):
+        self.stepping, self.gates, self.ended = threading.Semaphore(0), threading.Semaphore(0), []
+
+    def make(self):
+        return GatedAdding(self.stepping, self.gates, self.ended)
+
+    def wait_for_step(self):
+        assert self.stepping.acquire(timeout=WAIT_S)
+
+
+def placed(engine):
+    """Return the instances of the live sequences by their ids."""
+    return {s.id: s.instance for s in engine.sequences()}
+
+
+@pytest.mark.parametrize("checkpoints", [None, "memory:"])
+def test_busy_instance_that_is_removed_gets_no_sequence(checkpoints):
+    gates = Gates()
+    with serving(gates.make, instances=2, checkpoints=checkpoints) as engine:
+        for id in "abcd":
+            assert submit_result(engine, start(id, 1.0)) == [1.0]
+        assert placed(engine) == {"a": 0, "b": 1, "c": 0, "d": 1}
+        slow = engine.submit(more("b", 9.0))
+        gates.wait_for_step()
+        waiting = engine.submit(more("d", 1.0))
+        engine.set_instances(1)
+        for id in "ef":
+            assert submit_result(engine, start(id, 3.0)) == [3.0]
+        if checkpoints is not None:
+            assert values(waiting.result(WAIT_S)) == [2.0]
+            assert placed(engine)["d"] == 0
+        gates.gates.release()
+        assert values(slow.result(WAIT_S)) == [10.0]
+        assert values(waiting.result(WAIT_S)) == [2.0]
+
+
+def test_sequence_can_return_to_an_instance_that_it_left():
+    """Also in the middle of a request; the model of the instance forgets it in between."""
+    gates = Gates()
+    with serving(gates.make, instances=2, checkpoints="memory:") as engine:
+        for id in "abcd":
+            submit_result(engine, start(id, 1.0))
+        slow = engine.submit(more("b", 9.0))
+        gates.wait_for_step()
+        engine.set_instances(1)
+        engine.set_instances(2)
+        assert engine.instance_counts() == (2, 2, 0)
+        gates.gates.release()
+        assert values(slow.result(WAIT_S)) == [10.0]
+        assert placed(engine)["d"] == 0
+        assert ("d", "stopped", 1.0) in gates.ended
+        moving = engine.submit(more("d", 1.0, 9.0, 1.0, 1.0))
+        gates.wait_for_step()
+        # The first instance is removed, as if it were dead.
+        engine._session.slots[0].alive = False
+        engine.set_instances(1)
+        gates.gates.release()
+        assert values(moving.result(WAIT_S)) == [2.0, 11.0, 12.0, 13.0]
+        assert placed(engine)["d"] == 1

@@ -268,19 +268,23 @@ class SequenceTable(SequenceRegistry[T]):
         for sequence in moving:
             self._move(sequence)
 
-    def drain_instance(self, instance: int) -> bool:
+    def drain_instance(self, instance: int) -> list[LiveSequence[T]]:
         """Give an instance no more sequences until `add_instance`, and move those that can continue.
 
         Sequences without a state there, or with a checkpoint, move to the instance of a new sequence
-        unless a step of them runs. Return True if none is left.
+        unless a step of them runs. Return the sequences that moved; `count` of them are left.
         """
         self._placement.retire(instance)
-        if not self._placement.count(instance):
-            return True
-        for sequence in self._on_instance(instance):
-            if sequence.stage is not SequenceStage.STEPPING and self._detach_state(sequence):
-                self._move(sequence)
-        return not self._placement.count(instance)
+        if not self.count(instance):
+            return []
+        moving = [
+            sequence
+            for sequence in self._on_instance(instance)
+            if sequence.stage is not SequenceStage.STEPPING and self._detach_state(sequence)
+        ]
+        for sequence in moving:
+            self._move(sequence)
+        return moving
 
     def _move(self, sequence: LiveSequence[T]) -> None:
         waits = sequence.stage is SequenceStage.WAITING

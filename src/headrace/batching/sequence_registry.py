@@ -168,6 +168,10 @@ class SequenceRegistry(Generic[T]):
         """Mark an instance as available for new sequences, or not while there is another one."""
         self._placement.set_available(instance, available=available)
 
+    def count(self, instance: int) -> int:
+        """Return the number of sequences on an instance."""
+        return self._placement.count(instance)
+
     def _on_instance(self, instance: int) -> list[LiveSequence[T]]:
         return [s for s in self._live.values() if s.instance == instance]
 

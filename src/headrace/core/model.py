@@ -237,7 +237,7 @@ class Model:
 
         Called once for each sequence that had a step. If the process of a sequence died, the next
         process calls this with `INSTANCE_LOST` and an empty state. A sequence with a checkpoint
-        that moves to another server ends here as `STOPPED`. An exception here is logged.
+        that moves to another instance or server ends here as `STOPPED`. An exception here is logged.
         """
 
     def is_unrecoverable(self, error: BaseException, /) -> bool:

@@ -267,8 +267,7 @@ class InstanceWorker:
 
         self._close_inline()
         session.inline = None
-        # The others do the work of a removed instance.
-        if session.queue.end_drain(slot.number) or not self._can_be_replaced():
+        if not self._can_be_replaced():
             return False
         try:
             self._restarts.restart(slot.restart_now, is_wanted)

@@ -524,7 +524,10 @@ class RequestQueue:
         """Let an instance take only the work that the others cannot do; then its `take` returns None."""
         with self.lock:
             self._draining[instance] = False
+            # At once, since the instance may be in a call.
+            self.schedule.drain_instance(instance, self._clock.now())
             self.schedule.wake_all()
+        self.deliver_ended()
 
     def keep_instance(self, instance: int) -> bool:
         """Undo `drain_instance`. Return False if the instance has taken its last batch."""

@@ -47,11 +47,6 @@ def _remove(session: EngineSession, count: int) -> None:
 
     with session.changed:
         removed = sorted(session.members, key=order)[:count]
-    _drain(session, removed)
-
-
-def _drain(session: EngineSession, removed: Sequence[InstanceSlot]) -> None:
-    with session.changed:
         for slot in removed:
             slot.is_member = False
     for slot in removed:
@@ -70,24 +65,21 @@ def _add(session: EngineSession, count: int, run: Callable[[InstanceSlot], None]
                 slot.restart_now.clear()
                 count -= 1
         added = [_free_slot(session) for _ in range(count)]
-        error = _load(session, added, run)
-    if error is not None:
-        _drain(session, [slot for slot in added if slot.is_member])
-        raise error
+        _load(session, added, run)
     withdraw_inline(session)
 
 
-def _load(
-    session: EngineSession, added: Sequence[InstanceSlot], run: Callable[[InstanceSlot], None]
-) -> BaseException | None:
-    """Start instances, and wait until each is ready or has failed. Return the first error."""
+def _load(session: EngineSession, added: Sequence[InstanceSlot], run: Callable[[InstanceSlot], None]) -> None:
+    """Start instances, and wait until each is ready or has failed. Raises the first error."""
     for slot in added:
         try:
             session.start_thread(slot, run)
         except RuntimeError as error:
             session.report_loaded(slot, error)
     session.changed.wait_for(lambda: all(slot.is_loaded for slot in added))
-    return next((slot.load_error for slot in added if slot.load_error is not None), None)
+    error = next((slot.load_error for slot in added if slot.load_error is not None), None)
+    if error is not None:
+        raise error
 
 
 def withdraw_inline(session: EngineSession) -> None:

@@ -8,7 +8,7 @@ from typing_extensions import override
 from headrace.batching.sequence import LiveSequence
 from headrace.core.errors import PredictError
 from headrace.core.model_traceback import ModelTraceback
-from headrace.core.sequence import SequenceInfo
+from headrace.core.sequence import SequenceEnd, SequenceInfo
 from headrace.core.tensor import Array
 from headrace.engine.backend import CallResult
 from headrace.engine.batch_caller import CallItem
@@ -307,9 +307,9 @@ class StepItem(CallItem):
 
 
 def sequence_ending(sequence: StepSequence) -> SequenceEnding:
-    """Return the ending of a sequence, for the model."""
-    assert sequence.end_reason is not None
-    return SequenceEnding(sequence.number, sequence.qualified_id, sequence.steps, sequence.end_reason)
+    """Return the ending of a sequence, for the model. One that moves ends as stopped where it was."""
+    reason = sequence.end_reason or SequenceEnd.STOPPED
+    return SequenceEnding(sequence.number, sequence.qualified_id, sequence.steps, reason)
 
 
 def sequence_info(sequence: StepSequence, now: float) -> SequenceInfo:

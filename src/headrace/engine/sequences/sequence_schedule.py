@@ -250,9 +250,11 @@ class SequenceSchedule(StepQueues, Schedule):
         Return True once no sequence is left, and the model knows all ends.
         """
         self.table.expire(now)
-        is_left = self.table.drain_instance(instance)
+        moved = self.table.drain_instance(instance)
+        # An instance that is kept must not go on with an old state, nor hold it for ever.
+        self.endings[instance] += [sequence_ending(each) for each in moved if each.instance_knows]
         self.collect_ended()
-        return is_left and not self.endings[instance]
+        return not (self.table.count(instance) or self.endings[instance])
 
     @override
     def take_full(self, instance: int, now: float) -> TakenBatch | None:
