@@ -1,5 +1,6 @@
 """Changes of the number of instances that meet loads, deaths, steps, stalled stores and stops."""
 
+import asyncio
 import os
 import signal
 import threading
@@ -10,7 +11,10 @@ import pytest
 
 from engine.process_models import Identity
 from engine.sequences.models import Adding, more, start, submit_result
-from engine.support import WAIT_S, no_leaks, rows, serving, submit_and_wait, values
+from engine.sequences.sum_model import FaultyStore, infer_sums, sums
+from engine.sequences.sum_model import engine as sums_engine
+from engine.sequences.test_stalled_store import stalled
+from engine.support import WAIT_S, in_thread, no_leaks, rows, serving, submit_and_wait, values, wait_until
 from headrace.testing import ManualClock
 from servers import polling
 
@@ -259,3 +263,27 @@ def test_sequence_can_return_to_an_instance_that_it_left():
         gates.gates.release()
         assert values(moving.result(WAIT_S)) == [2.0, 11.0, 12.0, 13.0]
         assert placed(engine)["d"] == 1
+
+
+@pytest.mark.parametrize("call", ["load", "save"])
+def test_removed_instance_ends_after_a_stalled_call_of_the_store(call):
+    store = FaultyStore()
+    with sums_engine(store) as other, sums_engine(store, instances=2) as only:
+        sums(other, 1, sequence_id="s", sequence_start=True)
+        sums(only, 1, sequence_id="t", sequence_start=True)
+
+        async def main():
+            with stalled(store, call) as stall:
+                step = asyncio.create_task(infer_sums(only, 1, sequence_id="s"))
+                await stall.wait()
+                assert placed(only)["s"] == 1
+                await in_thread(only.set_instances, 1)
+                # The step is set aside, and the instance has nothing to do.
+                await wait_until(lambda: only._session.sequences.ready[1].is_asleep)
+                assert only.instance_counts() == (1, 1, 1)
+            return await step
+
+        assert asyncio.run(main()) == [2]
+        wait_for_end(only)
+        assert sums(only, 1, sequence_id="s") == [3]
+        assert placed(only) == {"s": 0, "t": 0}

@@ -69,8 +69,13 @@ class InstanceSteps:
                     redo=o.undone,
                     withdraw_request=o.withdrawn,
                 )
-            self._ready.end(len(outcomes), len(outcomes), now)
+            self._end_taken(len(outcomes), now)
             self._schedule.collect_ended()
+
+    def _end_taken(self, count: int, now: float) -> None:
+        self._ready.end(count, count, now)
+        # A removed instance that waits for late steps moves their sequences, or ends.
+        self._ready.wake_all()
 
     def state_loaded(self, sequence: StepSequence, steps: int) -> None:
         """Record that the state of a sequence is loaded, for the step that was taken."""
@@ -86,7 +91,7 @@ class InstanceSteps:
             now = self._now()
             starts_sequence = self._table.state_missing(sequence, now)
             if not starts_sequence:
-                self._ready.end(1, 1, now)
+                self._end_taken(1, now)
                 self._schedule.collect_ended()
         self._schedule.deliver_ended()
         return starts_sequence
@@ -109,7 +114,7 @@ class InstanceSteps:
                 self._table.state_corrupted(sequence, now, stepping=False)
             for sequence in taken:
                 if self._table.state_corrupted(sequence, now, stepping=True):
-                    self._ready.end(1, 1, now)
+                    self._end_taken(1, now)
             self._schedule.collect_ended()
         self._schedule.deliver_ended()
 
