@@ -14,7 +14,22 @@ from engine.sequences.models import Adding, more, start, submit_result
 from engine.sequences.sum_model import FaultyStore, infer_sums, sums
 from engine.sequences.sum_model import engine as sums_engine
 from engine.sequences.test_stalled_store import stalled
-from engine.support import WAIT_S, in_thread, no_leaks, rows, serving, submit_and_wait, values, wait_until
+from engine.support import (
+    WAIT_S,
+    in_thread,
+    no_leaks,
+    pending_request,
+    request,
+    rows,
+    serving,
+    submit_and_wait,
+    values,
+    wait_until,
+)
+from headrace.core.clock import SystemClock
+from headrace.core.errors import InstanceLostError, StoppedError
+from headrace.engine.batch_loop import BatchLoop
+from headrace.engine.session import EngineSession
 from headrace.testing import ManualClock
 from servers import polling
 
@@ -102,6 +117,35 @@ def test_added_instance_that_dies_while_others_load_is_restarted():
         resizing.end()
         assert engine.alive
         assert engine.instance_counts() == (3, 3, 0)
+
+
+def test_engine_without_a_living_instance_gets_no_more(monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError
+
+    with serving(Identity) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(BatchLoop, "take", broken)
+            engine.submit(request()).result(WAIT_S)
+            wait_for(engine, lambda: engine._session.slots[0].is_ended)
+        assert engine.lost_reason is not None
+        for count in (1, 2):
+            with pytest.raises(InstanceLostError):
+                engine.set_instances(count)
+        assert len(engine._session.slots) == 1
+
+
+def test_failed_load_after_all_other_instances_ended_fails_waiting_requests():
+    session = EngineSession(
+        "m", SystemClock(), threading.Condition(), 1, merge=True, in_flight_max=1, queue_rows_max=1
+    )
+    sent = pending_request(request())
+    assert session.queue.offer(sent)
+    added = session.add_slot()
+    session.report_ended(session.slots[0])
+    assert not sent.callback.future.done()
+    session.report_loaded(added, ValueError("no memory left"))
+    assert isinstance(sent.callback.future.exception(0), StoppedError)
 
 
 # Deaths

@@ -240,8 +240,8 @@ class Engine(Predictor):
         then on, if it gets several instances, or may get up to `most` later.
 
         Raises ConfigError for a number that the model cannot have, StoppedError while the engine does
-        not run, and ModelLoadError (or MissingExtraError) if an instance does not load; then the number
-        stays as it was.
+        not run, InstanceLostError once no instance is left, and ModelLoadError (or MissingExtraError)
+        if an instance does not load; then the number stays as it was.
         """
         if not 1 <= count <= INSTANCES_MAX:
             raise ConfigError(f"model {self.name}: instances must be 1 to {INSTANCES_MAX}, not {count}")

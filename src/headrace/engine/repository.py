@@ -225,8 +225,9 @@ class ModelRepository(Service):
         finish their requests, streams and sequences afterwards. The next `load` of the model restores
         the numbers of its definition. An empty `version` is the newest ready one.
 
-        Raises ModelNotFoundError, ModelNotReadyError, ConfigError for numbers that are impossible, and
-        ModelLoadError if an instance does not load; then the number of before stays.
+        Raises ModelNotFoundError, ModelNotReadyError, ConfigError for numbers that are impossible,
+        InstanceLostError once no instance is left, and ModelLoadError if an instance does not load; then
+        the number of before stays.
         """
         _, entry = self._loaded(name, version)
         settings = replace(entry.definition.settings, instances=instances, instances_max=instances_max)

@@ -7,22 +7,23 @@ do: steps of sequences whose states it holds, and its open streams. It ends when
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from headrace.engine.admission import running_backend
 from headrace.engine.instance_slot import InstanceSlot
-from headrace.engine.pending_request import stopped_error
-from headrace.engine.session import EngineSession, SessionState
+from headrace.engine.session import EngineSession
 
 _UNOPENED_S: Final = 0.1
 """The interval in seconds at which responses are looked for that clients have dropped unopened."""
+_UNCHANGED: Final = "its number of instances cannot be changed"
 
 
 def set_instances(session: EngineSession, count: int, run: Callable[[InstanceSlot], None]) -> None:
     """Change the number of instances; `run` is the body of their threads. One thread at a time.
 
     Returns when added instances serve; removed ones may still drain. Raises StoppedError while the
-    session does not run, and the error of the first instance that does not load; then the number is the
-    same as before.
+    session does not run, InstanceLostError once no instance is left, and the error of the first
+    instance that does not load; then the number is the same as before.
     """
-    _check_running(session)
+    running_backend(session, _UNCHANGED)
     before = len(session.members)
     if count < before:
         _remove(session, before - count)
@@ -32,11 +33,6 @@ def set_instances(session: EngineSession, count: int, run: Callable[[InstanceSlo
         except BaseException:
             _remove(session, len(session.members) - before)
             raise
-
-
-def _check_running(session: EngineSession) -> None:
-    if session.state is not SessionState.RUNNING:
-        raise stopped_error(session.name, "its number of instances cannot be changed")
 
 
 def _remove(session: EngineSession, count: int) -> None:
@@ -57,7 +53,7 @@ def _remove(session: EngineSession, count: int) -> None:
 def _add(session: EngineSession, count: int, run: Callable[[InstanceSlot], None]) -> None:
     with session.changed:
         # From here on, a stop waits for the threads of these instances.
-        _check_running(session)
+        running_backend(session, _UNCHANGED)
         for slot in session.slots:
             # An instance that drains is loaded already.
             if count and slot.is_draining and session.queue.keep_instance(slot.number):

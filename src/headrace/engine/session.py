@@ -220,6 +220,7 @@ class EngineSession:
             slot.load_error, slot.is_ended = error, error is not None
             slot.is_loaded, slot.is_member = True, error is None
             self.changed.notify_all()
+        self._drop_after_last()
 
     def report_ended(self, slot: InstanceSlot) -> None:
         """Record the end of an instance. No request waits after the last one."""
@@ -228,9 +229,11 @@ class EngineSession:
             if not slot.is_member and slot.number:
                 # The model of a removed instance is not needed any longer.
                 slot.backend = None
-            is_last = all(each.is_ended for each in self.slots)
             self.changed.notify_all()
-        if is_last:
+        self._drop_after_last()
+
+    def _drop_after_last(self) -> None:
+        if all(slot.is_ended for slot in self.slots):
             # Requests that an instance requeued after the others had ended.
             self.drop(stopped_error(self.name, "before this request began"))
 
