@@ -26,6 +26,7 @@ from engine.support import (
     values,
     wait_until,
 )
+from headrace.core import Model
 from headrace.core.clock import SystemClock
 from headrace.core.errors import InstanceLostError, StoppedError
 from headrace.engine.batch_loop import BatchLoop
@@ -331,3 +332,67 @@ def test_removed_instance_ends_after_a_stalled_call_of_the_store(call):
         wait_for_end(only)
         assert sums(only, 1, sequence_id="s") == [3]
         assert placed(only) == {"s": 0, "t": 0}
+
+
+# Streams
+
+
+async def never():
+    """Yield no request, for ever."""
+    await asyncio.Event().wait()
+    yield request()
+
+
+def test_removed_instance_does_not_wait_for_streams_of_other_instances():
+    """A stream of a model with a step follows its sequence."""
+
+    async def use(engine):
+        submit = await in_thread(submit_result, engine, start("a", 1.0))
+        assert submit == [1.0]
+        first, second = engine.stream(request(), never()), engine.stream(request(), never())
+        assert [len(slot.streams) for slot in engine._session.slots] == [1, 1]
+        # The sequence of the second stream is on the first instance.
+        assert [len(await stream.next_batch()) for stream in (first, second)] == [1, 1]
+        await first.aclose()
+        await in_thread(engine.set_instances, 1)
+        await in_thread(wait_for_end, engine)
+        await second.aclose()
+
+    with serving(Adding, instances=2) as engine:
+        asyncio.run(use(engine))
+
+
+class Streaming(Model):
+    def predict_stream(self, requests):
+        for _ in requests:
+            yield rows(1.0)
+
+
+class LateEvent(threading.Event):
+    """An event that is set only after another thread waits for a condition, if it can wait."""
+
+    def __init__(self, changed):
+        super().__init__()
+        self._changed = changed
+
+    def set(self):
+        if not self._changed._is_owned():
+            polling.wait_until(lambda: self._changed._waiters)
+        super().set()
+
+
+def test_stop_without_drain_does_not_wait_for_a_removed_instance_with_a_stream():
+    async def use(engine):
+        session = engine._session
+        session.stop_requested = LateEvent(session.changed)
+        streams = [engine.stream(request(), never()) for _ in range(2)]
+        await in_thread(engine.set_instances, 1)
+        await wait_until(lambda: session.changed._waiters)
+        try:
+            await in_thread(lambda: engine.stop(drain=False))
+        finally:
+            for stream in streams:
+                await stream.aclose()
+
+    with serving(Streaming, instances=2) as engine:
+        asyncio.run(use(engine))

@@ -97,7 +97,10 @@ def _free_slot(session: EngineSession) -> InstanceSlot:
 
 
 def wait_for_streams(session: EngineSession, slot: InstanceSlot) -> None:
-    """Wait until the streams of a removed instance have ended, or the session drops its requests."""
+    """Wait until the streams of a removed instance have ended, or the session stops."""
+    if session.sequences is not None:
+        # Each stream is a sequence, maybe of another instance.
+        return
     with session.changed:
         while not (slot.is_member or session.stop_requested.is_set()) and (slot.streams or slot.unopened):
             # A response that its client drops is not reported.

@@ -351,7 +351,9 @@ class EngineSession:
             self.queue.close()
         else:
             self.abort()
-        self.stop_requested.set()
+        with self.changed:
+            self.stop_requested.set()
+            self.changed.notify_all()
         for slot in self.slots:
             slot.restart_now.set()
         self.join_threads()
