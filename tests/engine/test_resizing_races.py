@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from engine.handle_models import Twice
 from engine.process_models import Identity
 from engine.sequences.models import Adding, more, start, submit_result
 from engine.sequences.sum_model import FaultyStore, infer_sums, sums
@@ -26,11 +27,14 @@ from engine.support import (
     values,
     wait_until,
 )
-from headrace.core import Model
+from headrace.core import HandleRequest, Model
 from headrace.core.clock import SystemClock
 from headrace.core.errors import InstanceLostError, StoppedError
+from headrace.core.model import current_call
+from headrace.engine.backend import CallInputs
 from headrace.engine.batch_loop import BatchLoop
 from headrace.engine.session import EngineSession
+from headrace.engine.streams import StreamCall
 from headrace.testing import ManualClock
 from servers import polling
 
@@ -366,6 +370,22 @@ class Streaming(Model):
     def predict_stream(self, requests):
         for _ in requests:
             yield rows(1.0)
+
+
+def test_removed_instance_does_not_wait_for_the_memory_of_an_opened_response():
+    """Exceptions of other requests of its call may hold a response for long."""
+    with serving(Twice, instances=2) as engine:
+        session = engine._session
+        slot = session.slots[1]
+        sent = CallInputs((), 1, requests=(HandleRequest({"body": b"chunks"}),))
+        (response,) = slot.backend.call(sent, current_call()).responses
+        slot.unopened.add(response)
+        call = StreamCall(session.clock, deadline=None, id="")
+        assert session.reserve_slot(call, 1, response) is slot
+        engine.set_instances(1)
+        assert engine.instance_counts() == (1, 1, 1)
+        session.release_stream(slot, call)
+        wait_for_end(engine)
 
 
 class LateEvent(threading.Event):

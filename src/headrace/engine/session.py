@@ -324,6 +324,8 @@ class EngineSession:
             slot = next((s for s in self.slots if response in s.unopened), None) or min(
                 self.members, key=lambda s: (not s.alive, len(s.streams))
             )
+            if response is not None:
+                slot.unopened.discard(response)
             if sum(len(s.streams) for s in self.slots) < streams_max:
                 slot.streams.add(call)
                 return slot
