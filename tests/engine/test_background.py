@@ -11,7 +11,13 @@ from engine.sequences.models import Adding, start
 from engine.support import WAIT_S, in_thread, pending_request, request, rows, values, wait_until
 from headrace.batching.background import SHARE_MIN
 from headrace.core import Model, TensorSpec
-from headrace.core.errors import CancelledRequestError, DeadlineError, PredictError, StoppedError
+from headrace.core.errors import (
+    CancelledRequestError,
+    DeadlineError,
+    OverloadedError,
+    PredictError,
+    StoppedError,
+)
 from headrace.core.predictor import RequestTimes
 from headrace.engine import Engine
 from headrace.engine.background_requests import BackgroundRequests
@@ -165,6 +171,32 @@ def test_background_rows_take_no_place_in_the_queue_of_live_requests(share):
 
     with Loaded(share, queue_rows_max=4) as loaded:
         asyncio.run(use(loaded))
+
+
+@for_each("share", [1.0, 0.5])
+def test_steps_of_background_requests_take_no_place_in_the_queue_of_live_requests(share):
+    """Also while they run."""
+
+    async def use(model, engine):
+        model.gate = threading.Event()
+        sent = [engine.submit(start(id, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)) for id in "ab"]
+        await in_thread(model.stepping.wait, WAIT_S)
+        live = [asyncio.create_task(engine.infer(start(id, 1.0, 2.0))) for id in "cd"]
+        await wait_until(lambda: len(engine.sequences()) >= 3 + (share == 1.0) or live[1].done())
+        with pytest.raises(OverloadedError):
+            await engine.infer(start("e", 1.0))
+        model.gate.set()
+        assert [values(response) for response in await asyncio.gather(*live)] == [[1.0, 3.0]] * 2
+        assert await in_thread(results, sent) == [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]] * 2
+
+    model = Adding()
+    settings = ServeSettings(isolation="thread", queue_rows_max=4)
+    engine = Engine(lambda: model, name="m", serving=settings, in_flight_max=9, traffic=Traffic(share))
+    engine.start()
+    try:
+        asyncio.run(use(model, engine))
+    finally:
+        engine.stop(drain=False)
 
 
 # The share

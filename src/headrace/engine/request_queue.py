@@ -87,6 +87,9 @@ class TakenBatch:
 class Schedule(Protocol):
     """The order of the calls. The lock of the request queue is held in all methods."""
 
+    room_counts_running: bool
+    """True if requests that run take room, too."""
+
     @property
     def has_ended(self) -> bool:
         """True if requests may have ended without a call. Needs no lock."""
@@ -160,6 +163,8 @@ class Schedule(Protocol):
 
 class IndependentRequests(ReadyQueue[PendingRequest], Schedule):
     """The schedule of requests without states: each can be called at once, by any instance."""
+
+    room_counts_running = False
 
     def __init__(self, *, merge: bool) -> None:
         super().__init__(merge=merge, shared=True)
@@ -334,8 +339,14 @@ class RequestQueue:
         if self.schedule.has_room(entry, self.queue_rows_max):
             return True
         # Rows of background requests do not count. They are only looked at here, since it takes time.
-        waiting = [each.rows for future, each in self._entries_by_future.items() if not future.running()]
-        background_rows = sum(waiting)
+        counts_running = self.schedule.room_counts_running
+        background_rows = sum(
+            [
+                each.rows
+                for future, each in self._entries_by_future.items()
+                if counts_running or not future.running()
+            ]
+        )
         if self._background is not None:
             background_rows -= self._background.rows
         return self.schedule.has_room(entry, max(self.queue_rows_max, entry.rows) + background_rows)

@@ -129,6 +129,8 @@ class SequenceSchedule(StepQueues, Schedule):
     closed by its opener, when no instance is left.
     """
 
+    room_counts_running = True
+
     def __init__(
         self,
         limits: SequenceLimits,
