@@ -333,11 +333,76 @@ def test_requests_of_one_call_are_charged_once():
     end(background, first, 0.0, 1.0)
     assert began(background, 1.0) == []
     end(background, second, 0.0, 1.0)
-    # One second of calls at half of the time: the next begins one second later.
+    # One second of calls at half of the time: the next begins one second later. The share may rise before.
+    assert background.next_s(1.0) == 1.25
     assert began(background, 1.9) == []
     assert background.next_s(1.9) == pytest.approx(2.0)
     assert began(background, 2.0) == [third]
     assert background.next_s(2.0) is None
+
+
+@pytest.mark.parametrize(("sizes", "together"), [((2, 2, 1), 2), ((3, 2), 1), ((1, 4), 1), ((1, 3, 1), 2)])
+def test_calls_are_filled_by_rows(sizes, together):
+    background = BackgroundRequests(lambda: 1.0, lambda: 1)
+    sent = [*entries(1, size=sizes[0]), *(each for size in sizes[1:] for each in entries(1, size=size))]
+    for entry in sent:
+        background.add(entry)
+    assert background.waiting(0.0) == (len(sizes), sum(sizes), 0.0)
+    assert began(background, 0.0) == sent[:together]
+    assert background.rows == sum(sizes[together:])
+
+
+def test_requests_of_one_call_end_with_the_last_of_them():
+    background = BackgroundRequests(lambda: 0.5, lambda: 1)
+    first, second, third = entries(3)
+    background.add(first)
+    background.add(second)
+    assert began(background, 0.0) == [first, second]
+    background.add(third)
+    # The call begins later than its requests, and lasts one second.
+    end(background, first, 1.0, 2.0)
+    assert began(background, 9.0) == []
+    background.end(first, 9.0)
+    assert began(background, 9.0) == []
+    second.times.began_s, second.times.ended_s = 1.0, 2.0
+    background.end(second, 9.0)
+    assert began(background, 9.0) == [third]
+
+
+def test_only_the_time_of_calls_is_charged():
+    background = BackgroundRequests(lambda: 0.5, lambda: 1)
+    *first, second = [*entries(2), *entries(1, "other")]
+    for entry in (*first, second):
+        background.add(entry)
+    assert began(background, 0.0) == first
+    for entry in first:
+        end(background, entry, 2.5, 4.0)
+    # In four seconds at half of the time, two seconds are permitted, and one call took 1.5 seconds.
+    assert began(background, 4.0) == [second]
+
+
+def test_next_time_depends_on_the_number_of_instances():
+    background = BackgroundRequests(lambda: 0.5, lambda: 3)
+    sent = entries(3, None)
+    for entry in sent:
+        background.add(entry)
+    assert [began(background, 0.0) for _ in range(3)] == [[sent[0]], [sent[1]], []]
+    end(background, sent[0], 0.0, 0.2)
+    # Of 0.3 permitted seconds 0.4 were used; from now on, half a second of each second is left.
+    assert background.next_s(0.2) == pytest.approx(0.4)
+
+
+def test_dropped_requests_do_not_begin():
+    background = BackgroundRequests(lambda: 1.0, lambda: 1)
+    sent = entries(3)
+    for entry in sent:
+        background.add(entry)
+    assert background.drain() == sent
+    assert (began(background, 0.0), background.has_waiting, background.waiting(0.0)) == (
+        [],
+        False,
+        (0, 0, 0.0),
+    )
 
 
 def test_request_without_a_call_costs_nothing():

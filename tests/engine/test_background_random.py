@@ -36,7 +36,7 @@ class QueueMachine:
         self.share = 1.0
         self.delivered = Counter()
         self.schedule = IndependentRequests(merge=True)
-        background = BackgroundRequests(lambda: self.share, lambda: INSTANCES)
+        self.background = BackgroundRequests(lambda: self.share, lambda: INSTANCES)
         self.queue = RequestQueue(
             self.clock,
             self.schedule,
@@ -44,7 +44,7 @@ class QueueMachine:
             in_flight_max=10**6,
             queue_rows_max=10**6,
             deliver_results=lambda results: self.delivered.update(id(entry) for entry, _ in results),
-            background=background,
+            background=self.background,
         )
         self.queue.resize(rows_max=ROWS_MAX, delay_s=0.0)
         self.consumers = [BlockingConsumer() for _ in range(INSTANCES)]
@@ -129,7 +129,9 @@ class QueueMachine:
 
     def check_counts(self):
         """Assert that the queue counts exactly the requests that wait and run."""
-        requests, waiting_rows, _, running = self.queue.waiting()
+        requests, waiting_rows, oldest_s, running = self.queue.waiting()
+        now = self.clock.now()
+        assert oldest_s == max((now - entry.arrived_s for entry in self.waiting), default=0.0)
         assert (requests, waiting_rows) == (len(self.waiting), sum(entry.rows for entry in self.waiting))
         assert running == sum(len(batch.work) for batch in self.running if batch is not None)
         assert not self.delivered
@@ -144,6 +146,7 @@ class QueueMachine:
         assert set(self.began.values()) <= {1}
         assert all(future.done() for future in self.futures.values())
         assert self.queue._entries_by_future == {}
+        assert (self.background._units, self.background._budget.running) == ({}, 0)
 
 
 def is_live(entry):
