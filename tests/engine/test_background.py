@@ -21,6 +21,7 @@ from headrace.core.errors import (
 from headrace.core.predictor import RequestTimes
 from headrace.engine import Engine
 from headrace.engine.background_requests import BackgroundRequests
+from headrace.engine.request_queue import IndependentRequests, RequestQueue
 from headrace.engine.settings import ServeSettings
 from headrace.testing import ManualClock
 
@@ -174,6 +175,22 @@ def test_background_rows_take_no_place_in_the_queue_of_live_requests(share):
 
 
 @for_each("share", [1.0, 0.5])
+def test_large_live_request_is_accepted_beside_background_requests(share):
+    async def use(loaded):
+        sent = [loaded.submit(number, alone=True) for number in (1, 2)]
+        await in_thread(loaded.model.wait_for_call)
+        live = asyncio.create_task(loaded.infer(*range(6)))
+        await loaded.started(live, 2)
+        loaded.traffic.value = 1.0
+        loaded.model.turns.release(1000)
+        assert await live == [*range(6)]
+        await in_thread(results, sent)
+
+    with Loaded(share, queue_rows_max=4) as loaded:
+        asyncio.run(use(loaded))
+
+
+@for_each("share", [1.0, 0.5])
 def test_steps_of_background_requests_take_no_place_in_the_queue_of_live_requests(share):
     """Also while they run."""
 
@@ -293,6 +310,24 @@ def test_refused_request_that_waited_for_its_share_fails():
         assert "live_max" in str(refused.exception(WAIT_S))
     finally:
         engine.stop()
+
+
+def test_end_of_a_request_lets_the_next_one_begin_at_once():
+    schedule = IndependentRequests(merge=True)
+    queue = RequestQueue(
+        ManualClock(),
+        schedule,
+        model="m",
+        in_flight_max=9,
+        queue_rows_max=9,
+        deliver_results=lambda _: None,
+        background=BackgroundRequests(lambda: 0.5, lambda: 1),
+    )
+    first, second = entries(2, None)
+    for entry in (first, second):
+        queue.put(entry, entry.callback.future)
+    assert first.callback.future.cancel()
+    assert schedule.drain() == [second]
 
 
 # Requests that may begin

@@ -31,9 +31,9 @@ class Sent:
 class QueueMachine:
     """A queue that two instances take from, with the requests that are expected in it."""
 
-    def __init__(self):
+    def __init__(self, share):
         self.clock = ManualClock()
-        self.share = 1.0
+        self.share = share
         self.delivered = Counter()
         self.schedule = IndependentRequests(merge=True)
         self.background = BackgroundRequests(lambda: self.share, lambda: INSTANCES)
@@ -153,6 +153,7 @@ def is_live(entry):
     return entry.priority < BACKGROUND_PRIORITY
 
 
+SHARES = st.sampled_from((0.005, 0.3, 0.5, 0.75, 1.0))
 ARRIVALS = st.tuples(
     st.just("arrive"), st.sampled_from(KEYS), st.integers(1, 6), st.booleans(), st.integers(0, 1)
 )
@@ -162,14 +163,14 @@ EVENTS = st.one_of(
     st.tuples(st.just("take"), st.integers(0, INSTANCES - 1)),
     st.tuples(st.just("end"), st.integers(0, INSTANCES - 1)),
     st.tuples(st.just("pass"), st.sampled_from((0.001, 0.1, 0.25, 5.0))),
-    st.tuples(st.just("share"), st.sampled_from((0.005, 0.3, 0.5, 0.75, 1.0))),
+    st.tuples(st.just("share"), SHARES),
     st.tuples(st.just("leave"), st.integers(0, 20), st.booleans()),
 )
 
 
-@given(st.lists(EVENTS, max_size=60), st.booleans())
-def test_every_request_is_taken_once_and_live_ones_first(events, closes):
-    machine = QueueMachine()
+@given(SHARES, st.lists(EVENTS, max_size=60), st.booleans())
+def test_every_request_is_taken_once_and_live_ones_first(share, events, closes):
+    machine = QueueMachine(share)
     for what, *args in events:
         if what == "arrive":
             key, size, live, priority = args

@@ -278,7 +278,11 @@ def test_busy_instance_that_is_removed_gets_no_sequence(checkpoints):
         slow = engine.submit(more("b", 9.0))
         gates.wait_for_step()
         waiting = engine.submit(more("d", 1.0))
+        assert submit_result(engine, start("v", 1.0)) == [1.0]
+        unborn = engine.submit(start("w", 5.0))
         engine.set_instances(1)
+        assert values(unborn.result(WAIT_S)) == [5.0]
+        assert "w" not in [id for id, *_ in gates.ended]
         for id in "ef":
             assert submit_result(engine, start(id, 3.0)) == [3.0]
         if checkpoints is not None:
@@ -388,26 +392,41 @@ def test_removed_instance_does_not_wait_for_the_memory_of_an_opened_response():
         wait_for_end(engine)
 
 
-class LateEvent(threading.Event):
-    """An event that is set only after another thread waits for a condition, if it can wait."""
+class WatchedSet(set):
+    """A set that reports when its size was read."""
 
-    def __init__(self, changed):
+    def __init__(self, items):
+        super().__init__(items)
+        self.read = threading.Event()
+
+    def __len__(self):
+        self.read.set()
+        return super().__len__()
+
+
+class LateEvent(threading.Event):
+    """An event that is set only after a thread has read a set, and waits for a condition again."""
+
+    def __init__(self, changed, watched):
         super().__init__()
-        self._changed = changed
+        self._changed, self._watched = changed, watched
 
     def set(self):
-        if not self._changed._is_owned():
-            polling.wait_until(lambda: self._changed._waiters)
+        with self._changed:
+            while not self._watched.read.is_set():
+                self._changed.wait(0.001)
         super().set()
 
 
 def test_stop_without_drain_does_not_wait_for_a_removed_instance_with_a_stream():
     async def use(engine):
         session = engine._session
-        session.stop_requested = LateEvent(session.changed)
         streams = [engine.stream(request(), never()) for _ in range(2)]
+        watched = session.slots[1].streams = WatchedSet(session.slots[1].streams)
+        session.stop_requested = LateEvent(session.changed, watched)
         await in_thread(engine.set_instances, 1)
-        await wait_until(lambda: session.changed._waiters)
+        await wait_until(watched.read.is_set)
+        watched.read.clear()
         try:
             await in_thread(lambda: engine.stop(drain=False))
         finally:
