@@ -2,9 +2,10 @@
 
 import asyncio
 import os
+import random
 import signal
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -33,7 +34,9 @@ from headrace.core.errors import InstanceLostError, StoppedError
 from headrace.core.model import current_call
 from headrace.engine.backend import CallInputs
 from headrace.engine.batch_loop import BatchLoop
+from headrace.engine.repository import ModelDefinition, ModelRepository
 from headrace.engine.session import EngineSession
+from headrace.engine.settings import ServeSettings
 from headrace.engine.streams import StreamCall
 from headrace.testing import ManualClock
 from servers import polling
@@ -435,3 +438,81 @@ def test_stop_without_drain_does_not_wait_for_a_removed_instance_with_a_stream()
 
     with serving(Streaming, instances=2) as engine:
         asyncio.run(use(engine))
+
+
+# Reloads, stops and starts
+
+
+def test_reloads_and_changes_of_instances_do_not_disturb_each_other():
+    definition = ModelDefinition("m", "1", Identity, settings=ServeSettings(isolation="thread"))
+    repository = ModelRepository([definition])
+    repository.start()
+    chance = random.Random(1)
+    numbers = [[chance.randint(1, 3) for _ in range(100)] for _ in range(2)]
+
+    def fix():
+        for number in numbers[0]:
+            repository.set_instances("m", "", number, 3)
+
+    def scale():
+        for number in numbers[1]:
+            repository.scale("m", "1", number)
+
+    def load():
+        for _ in range(50):
+            repository.load("m")
+
+    def infer():
+        for value in range(1000):
+            # The engine may be replaced after it was looked up.
+            while True:
+                try:
+                    response = submit_and_wait(repository.engine("m"), rows(value))
+                except StoppedError:
+                    continue
+                break
+            assert values(response) == [value]
+
+    def resize():
+        change = chance.choice((fix, scale))
+        # An engine that is replaced stops, which may meet a change of its instances.
+        while True:
+            try:
+                return change()
+            except StoppedError:
+                continue
+
+    with ThreadPoolExecutor(5) as pool:
+        for done in [pool.submit(each) for each in (resize, resize, load, infer, infer)]:
+            done.result(WAIT_S)
+    repository.load("m")
+    status = repository.instance_status("m")
+    assert (status.instances, status.ready, status.draining) == (1, 1, 0)
+    assert (status.instances_min, status.instances_max) == (1, None)
+    repository.stop()
+
+
+def test_changes_of_instances_meet_stops_and_starts():
+    with serving(Identity) as engine:
+
+        def resize():
+            refused = 0
+            for count in (3, 1, 2, 1) * 50:
+                try:
+                    engine.set_instances(count)
+                except StoppedError:
+                    refused += 1
+            return refused
+
+        def restart():
+            for number in range(50):
+                engine.stop(drain=number % 2 == 0)
+                engine.start()
+
+        with ThreadPoolExecutor(3) as pool:
+            for done in [pool.submit(each) for each in (resize, resize, restart)]:
+                done.result(WAIT_S)
+        engine.stop()
+        engine.start()
+        assert engine.instance_counts() == (1, 1, 0)
+        assert values(submit_and_wait(engine, rows(2))) == [2.0]
