@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import random
 import signal
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
+import levels
 from engine.handle_models import Twice
 from engine.process_models import Identity
 from engine.sequences.models import Adding, more, start, submit_result
@@ -443,48 +443,46 @@ def test_stop_without_drain_does_not_wait_for_a_removed_instance_with_a_stream()
 # Reloads, stops and starts
 
 
+def together(*actions):
+    """Call all actions at once, many times."""
+    barrier = threading.Barrier(len(actions))
+
+    def repeat(action):
+        for number in range(levels.by_level(30, 100, 1000)):
+            barrier.wait(WAIT_S)
+            action(number)
+
+    with ThreadPoolExecutor(len(actions)) as pool:
+        for done in [pool.submit(repeat, action) for action in actions]:
+            done.result(2 * WAIT_S)
+
+
+def until_it_runs(action, *args):
+    """Call an action again while its engine is stopping, and return its result."""
+    while True:
+        try:
+            return action(*args)
+        except StoppedError:
+            continue
+
+
 def test_reloads_and_changes_of_instances_do_not_disturb_each_other():
     definition = ModelDefinition("m", "1", Identity, settings=ServeSettings(isolation="thread"))
     repository = ModelRepository([definition])
     repository.start()
-    chance = random.Random(1)
-    numbers = [[chance.randint(1, 3) for _ in range(100)] for _ in range(2)]
 
-    def fix():
-        for number in numbers[0]:
-            repository.set_instances("m", "", number, 3)
+    def infer(_):
+        for _ in range(10):
+            response = until_it_runs(lambda: repository.engine("m").submit(request())).result(WAIT_S)
+            assert values(response) == [1.0]
 
-    def scale():
-        for number in numbers[1]:
-            repository.scale("m", "1", number)
-
-    def load():
-        for _ in range(50):
-            repository.load("m")
-
-    def infer():
-        for value in range(1000):
-            # The engine may be replaced after it was looked up.
-            while True:
-                try:
-                    response = submit_and_wait(repository.engine("m"), rows(value))
-                except StoppedError:
-                    continue
-                break
-            assert values(response) == [value]
-
-    def resize():
-        change = chance.choice((fix, scale))
-        # An engine that is replaced stops, which may meet a change of its instances.
-        while True:
-            try:
-                return change()
-            except StoppedError:
-                continue
-
-    with ThreadPoolExecutor(5) as pool:
-        for done in [pool.submit(each) for each in (resize, resize, load, infer, infer)]:
-            done.result(WAIT_S)
+    together(
+        lambda number: until_it_runs(repository.set_instances, "m", "", 1 + number % 3, 3),
+        lambda number: until_it_runs(repository.scale, "m", "1", 3 - number % 3),
+        lambda _: repository.load("m"),
+        infer,
+        infer,
+    )
     repository.load("m")
     status = repository.instance_status("m")
     assert (status.instances, status.ready, status.draining) == (1, 1, 0)
@@ -492,26 +490,18 @@ def test_reloads_and_changes_of_instances_do_not_disturb_each_other():
     repository.stop()
 
 
-def test_changes_of_instances_meet_stops_and_starts():
+@pytest.mark.parametrize("drain", [False, True])
+def test_changes_of_instances_meet_stops_and_starts(drain):
     with serving(Identity) as engine:
 
-        def resize():
-            refused = 0
-            for count in (3, 1, 2, 1) * 50:
-                try:
-                    engine.set_instances(count)
-                except StoppedError:
-                    refused += 1
-            return refused
+        def restart(_):
+            engine.stop(drain=drain)
+            engine.start()
 
-        def restart():
-            for number in range(50):
-                engine.stop(drain=number % 2 == 0)
-                engine.start()
+        def resize(number):
+            until_it_runs(engine.set_instances, 1 + number % 3)
 
-        with ThreadPoolExecutor(3) as pool:
-            for done in [pool.submit(each) for each in (resize, resize, restart)]:
-                done.result(WAIT_S)
+        together(resize, resize, restart)
         engine.stop()
         engine.start()
         assert engine.instance_counts() == (1, 1, 0)
