@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from cases import for_each
-from engine.sequences.models import Adding, start
+from engine.sequences.models import Adding, more, start
 from engine.support import WAIT_S, in_thread, pending_request, request, rows, values, wait_until
 from headrace.batching.background import SHARE_MIN
 from headrace.core import Model, TensorSpec
@@ -21,7 +21,7 @@ from headrace.core.errors import (
 from headrace.core.predictor import RequestTimes
 from headrace.engine import Engine
 from headrace.engine.background_requests import BackgroundRequests
-from headrace.engine.request_queue import IndependentRequests, RequestQueue
+from headrace.engine.request_queue import BlockingConsumer, IndependentRequests, RequestQueue
 from headrace.engine.settings import ServeSettings
 from headrace.testing import ManualClock
 
@@ -308,11 +308,15 @@ def test_refused_request_that_waited_for_its_share_fails():
         assert values(engine.submit(start("a", 1.0)).result(WAIT_S)) == [1.0]
         refused = engine.submit(start("b", 1.0), strict=True)
         assert "live_max" in str(refused.exception(WAIT_S))
+        assert values(engine.submit(more("a", 1.0)).result(WAIT_S)) == [2.0]
+        figures = engine.model_statistics()
+        assert (figures.success.count, figures.fail.count) == (2, 1)
     finally:
         engine.stop()
 
 
-def test_end_of_a_request_lets_the_next_one_begin_at_once():
+def shared_queue(**settings):
+    """Return a queue whose background requests have half of the time, and its schedule."""
     schedule = IndependentRequests(merge=True)
     queue = RequestQueue(
         ManualClock(),
@@ -323,11 +327,51 @@ def test_end_of_a_request_lets_the_next_one_begin_at_once():
         deliver_results=lambda _: None,
         background=BackgroundRequests(lambda: 0.5, lambda: 1),
     )
-    first, second = entries(2, None)
-    for entry in (first, second):
+    queue.resize(**{"rows_max": 2, "delay_s": 0.0, **settings})
+    return queue, schedule
+
+
+def put(queue, *sent):
+    for entry in sent:
         queue.put(entry, entry.callback.future)
+
+
+def test_end_of_a_request_lets_the_next_one_begin_at_once():
+    queue, schedule = shared_queue()
+    first, second = entries(2, None)
+    put(queue, first, second)
     assert first.callback.future.cancel()
     assert schedule.drain() == [second]
+
+
+def test_requests_of_one_call_begin_together():
+    queue, schedule = shared_queue()
+    first, *others = [*entries(1, None), *entries(3)]
+    put(queue, first, *others)
+    assert first.callback.future.cancel()
+    assert schedule.drain() == others[:2]
+
+
+def test_drop_returns_requests_that_wait_for_their_share():
+    queue, _ = shared_queue()
+    sent = entries(3, None)
+    put(queue, *sent)
+    assert queue.drop() == sent
+
+
+def test_background_requests_do_not_lengthen_the_delay_of_a_call():
+    queue, schedule = shared_queue(delay_s=0.01)
+    live = tuple(pending_request(request(), key="live") for _ in range(2))
+    consumer = BlockingConsumer()
+    for entry in live:
+        assert queue.offer(entry)
+    with queue.lock:
+        assert queue._take(consumer, 0, 0.0).work == live
+        schedule.end(2, 2, 0.0)
+    # The first one waits for another request of its call, the second one for its share.
+    put(queue, *entries(2, None))
+    with queue.lock:
+        assert queue._take(consumer, 0, 0.0).at_s == 0.01
 
 
 # Requests that may begin

@@ -566,3 +566,11 @@ def test_instance_that_is_given_up_is_removed_first():
         # The first place describes the model, so it is not used again.
         assert [slot.is_member for slot in engine._session.slots] == [False, True, True, True]
         assert engine.metadata.name == "m"
+
+
+def test_place_of_an_instance_that_is_given_up_is_not_used_before_its_removal():
+    with gated(Gates(), instances=2) as engine:
+        give_up(engine, 1)
+        engine.set_instances(3)
+        assert [slot.given_up for slot in engine._session.slots] == [False, True, False]
+        assert counts(engine)[:2] == (3, 2)
