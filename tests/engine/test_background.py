@@ -13,6 +13,7 @@ from headrace.batching.background import SHARE_MIN
 from headrace.core import Model, TensorSpec
 from headrace.core.errors import (
     CancelledRequestError,
+    ConfigError,
     DeadlineError,
     OverloadedError,
     PredictError,
@@ -139,6 +140,16 @@ def test_least_urgent_live_request_goes_before_background_requests():
         asyncio.run(use(loaded))
 
 
+def test_background_requests_keep_their_priorities():
+    with Loaded() as loaded:
+        sent = [loaded.submit(1)]
+        loaded.model.wait_for_call()
+        sent += [loaded.engine.submit(request(rows(value), priority=value)) for value in (3, 2)]
+        loaded.model.turns.release(3)
+        assert results(sent) == [[1.0], [3.0], [2.0]]
+        assert loaded.model.calls == [[1.0], [2.0, 3.0]]
+
+
 def test_call_of_live_requests_has_no_background_rows():
     async def use(loaded):
         sent = [loaded.submit(1)]
@@ -227,6 +238,31 @@ def test_background_requests_run_one_by_one_below_a_full_share():
         assert (figures.held_requests, figures.in_flight, figures.background_share) == (1, 1, 0.5)
         loaded.model.turns.release(2)
         assert results(sent) == [[1.0], [2.0]]
+
+
+def test_each_instance_may_have_a_background_request():
+    with Loaded(0.75, instances=2) as loaded:
+        sent = [loaded.submit(1), loaded.submit(2, alone=True)]
+        for _ in sent:
+            loaded.model.wait_for_call()
+        loaded.model.turns.release(2)
+        assert results(sent) == [[1.0], [2.0]]
+
+
+def test_requests_that_share_no_calls_begin_one_by_one():
+    model = Gated()
+    engine = Engine(lambda: model, name="m", warm_up=False, traffic=Traffic(0.5))
+    engine.start()
+    try:
+        sent = [engine.submit(request(rows(value))) for value in (1, 2, 3)]
+        model.turns.release()
+        for _ in range(2):
+            model.wait_for_call()
+        assert engine._session.queue._background.rows == 1
+    finally:
+        model.turns.release(3)
+        engine.stop()
+    assert results(sent) == [[1.0], [2.0], [3.0]]
 
 
 def test_background_requests_wait_for_their_share_and_live_ones_do_not():
@@ -356,7 +392,11 @@ def test_drop_returns_requests_that_wait_for_their_share():
     queue, _ = shared_queue()
     sent = entries(3, None)
     put(queue, *sent)
-    assert queue.drop() == sent
+    with queue.lock:
+        assert queue._take(BlockingConsumer(), 0, 0.0).work == (sent[0],)
+    queue._clock.advance(2.0)
+    assert queue.waiting() == (2, 2, 2.0, 1)
+    assert queue.drop() == sent[1:]
 
 
 def test_background_requests_do_not_lengthen_the_delay_of_a_call():
@@ -575,6 +615,11 @@ def test_streams_have_no_latency():
     engine.stop()
 
 
+def test_limit_must_be_positive():
+    with pytest.raises(ConfigError, match="latency_limit_ms"):
+        ServeSettings(latency_limit_ms=0.0)
+
+
 def test_model_without_a_limit_has_no_monitor():
     traffic = Traffic()
     engine = engine_of(Fast, traffic, latency_limit_ms=None)
@@ -623,8 +668,11 @@ def test_inline_calls_of_background_work_are_followed_by_rests():
     traffic.value = SHARE_MIN / 1000
     engine.submit(request()).result(0)
     assert clock.sleeps[1] == 1.0
+    traffic.value = 0.25
+    engine.submit(request()).result(0)
+    assert clock.sleeps[2] == pytest.approx(3 * rest)
     traffic.value = 1.0
     engine.submit(request()).result(0)
     asyncio.run(engine.infer(request()))
-    assert len(clock.sleeps) == 2
+    assert len(clock.sleeps) == 3
     engine.stop()

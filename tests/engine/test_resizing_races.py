@@ -285,7 +285,6 @@ def test_busy_instance_that_is_removed_gets_no_sequence(checkpoints):
         unborn = engine.submit(start("w", 5.0))
         engine.set_instances(1)
         assert values(unborn.result(WAIT_S)) == [5.0]
-        assert "w" not in [id for id, *_ in gates.ended]
         for id in "ef":
             assert submit_result(engine, start(id, 3.0)) == [3.0]
         if checkpoints is not None:
@@ -294,6 +293,9 @@ def test_busy_instance_that_is_removed_gets_no_sequence(checkpoints):
         gates.gates.release()
         assert values(slow.result(WAIT_S)) == [10.0]
         assert values(waiting.result(WAIT_S)) == [2.0]
+        assert values(engine.submit(more("b", 1.0)).result(WAIT_S)) == [11.0]
+        # It had no step on the removed instance.
+        assert "w" not in [id for id, *_ in gates.ended]
 
 
 def test_sequence_can_return_to_an_instance_that_it_left():
