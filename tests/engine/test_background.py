@@ -395,7 +395,7 @@ def test_drop_returns_requests_that_wait_for_their_share():
     with queue.lock:
         assert queue._take(BlockingConsumer(), 0, 0.0).work == (sent[0],)
     queue._clock.advance(2.0)
-    assert queue.waiting() == (2, 2, 2.0, 1)
+    assert (queue.waiting(), queue.held_requests) == ((0, 0, 0.0, 1), 2)
     assert queue.drop() == sent[1:]
 
 

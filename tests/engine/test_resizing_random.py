@@ -29,7 +29,7 @@ from servers import polling
 pytestmark = pytest.mark.timeout(300)
 INSTANCES_MAX = 4
 CLIENTS = 6
-OPERATIONS = levels.by_level(60, 250, 2000)
+OPERATIONS = levels.by_level(60, 150, 2000)
 """Operations of each client."""
 
 
@@ -346,7 +346,7 @@ def assert_all_ended(bench):
     ("make", "kind", "checkpoints"),
     [(Plain, PlainClient, None), (Adding, StepClient, None), (Adding, StepClient, "memory:")],
 )
-@pytest.mark.parametrize("seed", range(levels.by_level(1, 2, 20)))
+@pytest.mark.parametrize("seed", range(levels.by_level(1, 1, 20)))
 def test_no_request_is_lost_while_instances_come_and_go(make, kind, checkpoints, isolation, seed):
     settings = ServeSettings(
         isolation=isolation, checkpoints=checkpoints, queue_rows_max=10_000, streams_max=1000
