@@ -44,8 +44,7 @@ class BackgroundRequests:
         self._budget = BackgroundBudget()
         self._waiting: deque[PendingRequest] = deque()
         self._units: dict[PendingRequest, _Unit] = {}
-        self._yields = False
-        """True from the first request that had to wait until the share is 1.0 again."""
+        self._has_yielded = False
 
     def __len__(self) -> int:
         """Return the number of requests that wait. Needs no lock."""
@@ -95,7 +94,6 @@ class BackgroundRequests:
         if not self._budget.begin(share, self._instances(), now):
             self._log_once(share)
             return ()
-        self._yields = self._yields and share < 1.0
         first = self._waiting.popleft()
         found, rows = [first], first.rows
         while self._waiting and self._waiting[0].key == first.key and first.key is not None:
@@ -109,8 +107,8 @@ class BackgroundRequests:
         return found
 
     def _log_once(self, share: float) -> None:
-        if not self._yields:
-            self._yields = True
+        if not self._has_yielded:
+            self._has_yielded = True
             # A run may take many times as long, so its user must see why.
             _log.warning("jobs and runs yield to live requests with a latency limit", extra={"share": share})
 
