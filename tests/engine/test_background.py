@@ -22,7 +22,8 @@ from headrace.core.errors import (
 from headrace.core.predictor import RequestTimes
 from headrace.engine import Engine
 from headrace.engine.background_requests import BackgroundRequests
-from headrace.engine.request_queue import BlockingConsumer, IndependentRequests, RequestQueue
+from headrace.engine.request_queue import BlockingConsumer, RequestQueue
+from headrace.engine.schedule import IndependentRequests
 from headrace.engine.settings import ServeSettings
 from headrace.testing import ManualClock
 

@@ -12,7 +12,8 @@ from headrace.batching.adaptive import WaitCondition
 from headrace.core.predictor import RequestTimes
 from headrace.engine.background_requests import BackgroundRequests
 from headrace.engine.pending_request import BACKGROUND_PRIORITY, FutureCallback, PendingRequest
-from headrace.engine.request_queue import BlockingConsumer, IndependentRequests, RequestQueue
+from headrace.engine.request_queue import BlockingConsumer, RequestQueue
+from headrace.engine.schedule import IndependentRequests
 from headrace.testing import ManualClock
 
 INSTANCES = 2

@@ -34,7 +34,8 @@ from headrace.engine.local_backend import LocalBackend
 from headrace.engine.model_methods import WHY_CHARS_MAX, RemoteError
 from headrace.engine.outputs import ResponseBuilder
 from headrace.engine.pending_request import PendingRequest, RequestResult
-from headrace.engine.request_queue import IndependentRequests, RequestQueue
+from headrace.engine.request_queue import RequestQueue
+from headrace.engine.schedule import IndependentRequests
 from headrace.testing import ManualClock, PickyModel
 
 

@@ -32,7 +32,8 @@ from headrace.engine.batch_loop import RequestCommitter
 from headrace.engine.counters import EngineCounters
 from headrace.engine.local_backend import LocalBackend
 from headrace.engine.pending_request import FutureCallback
-from headrace.engine.request_queue import IndependentRequests, RequestQueue
+from headrace.engine.request_queue import RequestQueue
+from headrace.engine.schedule import IndependentRequests
 from headrace.engine.sequences.instance_steps import InstanceSteps, StateLoader
 from headrace.engine.sequences.sequence_rows import MultiRowRequest
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule

@@ -16,7 +16,8 @@ from headrace.core import InferResponse
 from headrace.core.clock import SystemClock
 from headrace.core.errors import StoppedError
 from headrace.engine.pending_request import PendingRequest
-from headrace.engine.request_queue import BlockingConsumer, IndependentRequests, RequestQueue, TakenBatch
+from headrace.engine.request_queue import BlockingConsumer, RequestQueue
+from headrace.engine.schedule import IndependentRequests, TakenBatch
 from headrace.testing import ManualClock
 
 RESPONSE = InferResponse(())

@@ -11,7 +11,8 @@ from headrace.engine.counters import EngineCounters
 from headrace.engine.local_backend import LocalBackend
 from headrace.engine.outputs import ResponseBuilder
 from headrace.engine.pending_request import FutureCallback, PendingRequest
-from headrace.engine.request_queue import IndependentRequests, RequestQueue
+from headrace.engine.request_queue import RequestQueue
+from headrace.engine.schedule import IndependentRequests
 
 
 class LoadedModel:

@@ -24,7 +24,8 @@ from headrace.engine.counters import EngineCounters
 from headrace.engine.model_methods import internal_error, reported_error
 from headrace.engine.outputs import ChunkedResponse, ResponseBuilder, select_outputs
 from headrace.engine.pending_request import DEATHS_MAX, PendingRequest, RequestResult, deliver
-from headrace.engine.request_queue import BlockingConsumer, IndependentRequests, RequestQueue, TakenBatch
+from headrace.engine.request_queue import BlockingConsumer, RequestQueue
+from headrace.engine.schedule import IndependentRequests, TakenBatch
 
 
 class Committer(Protocol):

@@ -26,7 +26,8 @@ from headrace.engine.instance_slot import InstanceSlot
 from headrace.engine.live_traffic import LiveTraffic
 from headrace.engine.outputs import ChunkedResponse, ResponseBuilder
 from headrace.engine.pending_request import PendingRequest, RequestResult, deliver, stopped_error
-from headrace.engine.request_queue import IndependentRequests, RequestQueue
+from headrace.engine.request_queue import RequestQueue
+from headrace.engine.schedule import IndependentRequests
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.streams import StreamCall
 from headrace.engine.tracebacks import TracebackLog

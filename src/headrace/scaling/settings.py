@@ -266,7 +266,9 @@ class InstanceScalingSettings(ScalingSettings):
     backlog_per_worker: Annotated[
         float | None,
         Setting(
-            "Waiting and running rows for each instance.", above=0, default="max_batch_rows of the model"
+            "Waiting and running rows for each instance.",
+            above=0,
+            default="max_batch_rows of the model, at most 32",
         ),
     ] = None
     tolerance: Annotated[

@@ -33,7 +33,8 @@ from headrace.engine import Engine
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.outputs import OutputCheck, ResponseBuilder
 from headrace.engine.pending_request import deliver
-from headrace.engine.request_queue import IndependentRequests, RequestQueue, TakenBatch
+from headrace.engine.request_queue import RequestQueue
+from headrace.engine.schedule import IndependentRequests, TakenBatch
 from headrace.engine.sequences.instance_steps import InstanceSteps
 from headrace.engine.sequences.row_request import StepItem
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule

@@ -24,7 +24,8 @@ from headrace.core.tensor import InferResponse
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.outputs import ResponseBuilder
 from headrace.engine.pending_request import PendingRequest, RequestResult
-from headrace.engine.request_queue import DeliverResults, RequestQueue, Schedule, TakenBatch
+from headrace.engine.request_queue import DeliverResults, RequestQueue
+from headrace.engine.schedule import Schedule, TakenBatch
 from headrace.engine.sequences.row_request import (
     RowRequest,
     StepSequence,

@@ -28,7 +28,8 @@ from headrace.engine.model_methods import internal_error
 from headrace.engine.outputs import Outputs
 from headrace.engine.pending_request import DEATHS_MAX, PendingRequest, RequestResult, deliver
 from headrace.engine.pipe import wake_all
-from headrace.engine.request_queue import RequestQueue, TakenBatch
+from headrace.engine.request_queue import RequestQueue
+from headrace.engine.schedule import TakenBatch
 from headrace.engine.sequences.instance_steps import InstanceSteps, StateLoader
 from headrace.engine.sequences.row_request import RowRequest, StepItem, StepSequence
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
