@@ -66,7 +66,7 @@ class RequestQueue:
     queued: for clients that can be refused. A withdrawn request leaves the queue at once.
 
     Requests of `put` are background requests. They go after those of `offer` and do not take their
-    place; with `background`, they also wait for their share of the time.
+    place. They also wait for their share of the time, if `background` limits it.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class RequestQueue:
         self._in_flight_max = in_flight_max
         self.queue_rows_max = queue_rows_max
         self._deliver_results = deliver_results
-        self._background = background
+        self._background = BackgroundRequests(lambda: 1.0, lambda: 1) if background is None else background
         self._rows_max = 1
         self._refused: list[tuple[PendingRequest, RequestResult]] = []
         """Background requests that the schedule refused."""
@@ -124,10 +124,10 @@ class RequestQueue:
                     self._space_freed.wait()
                 if self.closed:
                     raise StoppedError("it was stopped while this request waited")
-                if self._background is None or self._background.is_open:
+                if self._background.is_open:
                     self.schedule.add(entry)
                 else:
-                    self._hold(self._background, entry)
+                    self._hold(entry)
                 self._entries_by_future[future] = entry
         finally:
             self.deliver_ended()
@@ -154,15 +154,13 @@ class RequestQueue:
             return True
         # Rows of background requests do not count. They are only looked at here, since it takes time.
         counts_running = self.schedule.room_counts_running
-        background_rows = sum(
+        background_rows = -self._background.rows + sum(
             [
                 each.rows
                 for future, each in self._entries_by_future.items()
                 if counts_running or not future.running()
             ]
         )
-        if self._background is not None:
-            background_rows -= self._background.rows
         return self.schedule.has_room(entry, max(self.queue_rows_max, entry.rows) + background_rows)
 
     def withdraw(self, entry: PendingRequest) -> bool:
@@ -191,8 +189,7 @@ class RequestQueue:
 
     def _remove(self, entry: PendingRequest) -> bool:
         """Remove a background request. Return True if it had not begun."""
-        background = self._background
-        return (background is not None and background.remove(entry)) or self.schedule.remove(entry)
+        return self._background.remove(entry) or self.schedule.remove(entry)
 
     def _on_future_done(self, future: Future[Any]) -> None:
         """Handle the end or the cancellation of a future. Called once per future, from any thread."""
@@ -204,10 +201,9 @@ class RequestQueue:
                 entry.cancelled = True
                 self.cancelled += 1
                 removed = self._remove(entry)
-            background = self._background
-            if entry is not None and background is not None and background.has_work:
-                background.end(entry, self._clock.now())
-                self._begin_background(background)
+            if entry is not None and self._background.has_work:
+                self._background.end(entry, self._clock.now())
+                self._begin_background()
         if removed:
             # Without this call, a wait for several futures would not see the cancellation.
             future.set_running_or_notify_cancel()
@@ -227,19 +223,19 @@ class RequestQueue:
     @property
     def held_requests(self) -> int:
         """The number of background requests that wait for their share of the time."""
-        return 0 if self._background is None else len(self._background)
+        return len(self._background)
 
-    def _hold(self, background: BackgroundRequests, entry: PendingRequest) -> None:
-        background.add(entry)
-        self._begin_background(background)
-        if len(background):
+    def _hold(self, entry: PendingRequest) -> None:
+        self._background.add(entry)
+        self._begin_background()
+        if len(self._background):
             # Idle instances look for it later.
             self.schedule.wake_all()
 
-    def _begin_background(self, background: BackgroundRequests) -> None:
+    def _begin_background(self) -> None:
         """Pass background requests to the schedule, as far as their share permits; all once closed."""
         now = self._clock.now()
-        while entries := background.next(self._rows_max, now, ignore_share=self.closed):
+        while entries := self._background.next(self._rows_max, now, ignore_share=self.closed):
             for entry in entries:
                 try:
                     self.schedule.add(entry)
@@ -282,12 +278,11 @@ class RequestQueue:
             self._draining[instance] = True
             self.schedule.leave(consumer, instance)
             return None
-        background = self._background
-        if background is None or not background.has_work:
+        if not self._background.has_work:
             return self.schedule.take(consumer, instance, now, closed=self.closed)
-        self._begin_background(background)
+        self._begin_background()
         found = self.schedule.take(consumer, instance, now, closed=self.closed)
-        due_s = background.next_s(now)
+        due_s = self._background.next_s(now)
         if due_s is None or not isinstance(found, WaitCondition):
             return found
         return WaitCondition(due_s if found.at_s is None else min(found.at_s, due_s))
@@ -383,9 +378,7 @@ class RequestQueue:
         with self.lock:
             self.dropped = True
             self._close()
-            waiting = self.schedule.drain()
-            if self._background is not None:
-                waiting += self._background.drain()
+            waiting = self.schedule.drain() + self._background.drain()
         self.deliver_ended()
         return waiting
 
