@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
+from statistics import fmean
 from typing import Any, Final, Protocol
 
 from typing_extensions import override
@@ -79,25 +80,22 @@ class LoadSamples:
     """The samples of the load of one model version since its last decision. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._count = 0
-        self._waiting = 0.0
-        self._running = 0.0
-        self._last: InstanceLoad | None = None
+        self._samples: list[InstanceLoad] = []
 
     def add(self, load: InstanceLoad) -> None:
         """Add a sample. Samples have equal distances in time."""
-        self._count += 1
-        self._waiting += load.waiting
-        self._running += load.running
-        self._last = load
+        self._samples.append(load)
 
     def take(self) -> InstanceLoad | None:
         """Return the mean of the samples, and forget them. Return None without a sample."""
-        if self._last is None:
+        samples, self._samples = self._samples, []
+        if not samples:
             return None
-        mean = replace(self._last, waiting=self._waiting / self._count, running=self._running / self._count)
-        self.__init__()
-        return mean
+        return replace(
+            samples[-1],
+            waiting=fmean(sample.waiting for sample in samples),
+            running=fmean(sample.running for sample in samples),
+        )
 
 
 def observe_instances(at_ms: int, load: InstanceLoad, status: InstanceStatus) -> Observation:
