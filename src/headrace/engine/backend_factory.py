@@ -50,7 +50,7 @@ class BackendFactory:
         self._settings = settings
         self._clock = clock
         self._load_lock = load_lock
-        self.instances = settings.instances_max or settings.instances
+        self.instances = settings.most_instances
         """Largest number of instances; it decides whether an instance can be called inline."""
         self._isolation: Isolation | None = settings.isolation
         self._fault = ProcessFault(name)

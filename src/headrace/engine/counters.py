@@ -123,7 +123,7 @@ class EngineCounters:
         self.restarts = 0
 
     def busy_until(self, now: float) -> float:
-        """Return the busy time with that of the call in progress. It never falls. Any thread."""
+        """Return the busy time in seconds, with the call in progress so far. It never falls. Any thread."""
         running = self.running_call
         busy_s = self.busy_s if running is None else running[0] + now - running[1]
         # The end of a call may lie before `now`.

@@ -222,7 +222,7 @@ class Engine(Predictor):
             if self._session.state is SessionState.RUNNING:
                 return
             session = self._new_session(self.settings.instances)
-            self._backend_factory.instances = self.settings.instances_max or self.settings.instances
+            self._backend_factory.instances = self.settings.most_instances
             session.start_threads(partial(self._run_instance, session))
             self._session = session
         session.begin()

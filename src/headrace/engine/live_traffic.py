@@ -119,13 +119,13 @@ class _ShareFile:
 
 
 def _read_share(path: Path, now: float) -> float:
-    """Return the share in a file, or 1.0 if the file has no living owner or is none of ours.
+    """Return the share in a file, or 1.0 if the file has no living owner or another format.
 
     Remove the file of a dead owner.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:  # withdrawn a moment ago, or nothing of ours
+    except OSError:  # withdrawn a moment ago, or no plain file
         return 1.0
     try:
         # Readers share their lock, so that two at once do not take each other for the owner.

@@ -235,7 +235,7 @@ class ModelRepository(Service):
             engine = self.engine(name, entry.definition.version)
             count, _, _ = engine.instance_counts()
             count = _within(count, settings.instances, settings.instances_max)
-            engine.set_instances(count, settings.instances_max or 1)
+            engine.set_instances(count, settings.most_instances)
             entry.instances_min, entry.instances_max = settings.instances, settings.instances_max
         return _instance_status(entry, engine)
 

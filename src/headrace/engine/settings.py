@@ -126,6 +126,11 @@ class ServeSettings:
     """
     warm_up: Annotated[bool, Setting("Make the first, slow call before the model is ready.")] = True
 
+    @property
+    def most_instances(self) -> int:
+        """The largest number of instances that the model may get."""
+        return self.instances_max or self.instances
+
     def __post_init__(self) -> None:
         check(self)
         if self.instances_max is not None and self.instances_max < self.instances:
